@@ -33,7 +33,6 @@ bench: build/bench/bench_ops ## bench: every operation, as a share of the measur
 precision_asked = $(if $(filter command,$(origin PRECISION)),$(PRECISION),$(if $(filter t4 sm_7%,$(GPU)),fp32))
 PREDICT = build/bench/predict$(if $(filter fp32,$(precision_asked)),_fp32)
 predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'
-	@dev/bench/sass.py --check
 	@$(PREDICT) --gpu $(or $(GPU),h200) $(or $(ARGS),-e d12 -b 64 -d 65536)
 	@$(if $(ARGS),,echo && $(PREDICT) --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384 || true)
 

@@ -7,8 +7,8 @@ Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the opera
              matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
              bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or GELU's input, which the
              epilogue reads or writes too, is hidden in part. Weight gradients in bf16 are slower.
-  attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share in the
-             simulated machine code (dev/results/attention_sass.json), times attention_reach. The backward is slower.
+  attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share
+             (attention_kernels), times attention_reach. The backward is slower.
   others     Bytes over a share of the bandwidth.
   fp32       In an fp32 build GEMMs take TF32 at half the bf16 rate, or with -f 0 and before sm_80 CUDA cores. Attention
              takes CUDA cores.
@@ -18,12 +18,10 @@ Floor: the larger of FLOPs and bytes over the published rates, without anything 
 */
 #pragma once
 #include "llmc/cuda_ops.cuh"
-#include "llmc/files/json_file.h"
 #include "llmc/run/gpus.h"
 #include "llmc/self_check/cases.h"
 #include "link.h"
 #include "recorded.h"
-#include <unistd.h>
 
 // ---- assumptions. Only the copy and the 8192^3 GEMM of an H200 are measured: 4.3 of 4.8 TB/s, 790 of 989 TFLOP/s
 
@@ -68,7 +66,7 @@ static const double GAP[LEVELS] = {2e-6, 1.3e-6, 1e-6};      // seconds between 
 // the same if the second is one of our kernels on sm_90 or newer, whose blocks are there before the first one ends
 static const double EARLY_GAP[LEVELS] = {1e-6, 0.5e-6, 0.2e-6};
 static const double PCIE = 25e9;  // bytes per second from the host
-// Attention without machine code for this GPU: on tensor cores, and the plain path on CUDA cores, as shares of the rate
+// Attention on a GPU that was not simulated: on tensor cores, and the plain path on CUDA cores, as shares of the rate
 static const double UNKNOWN_BUSY = 0.45, PLAIN_SHARE = 0.25;
 
 // The share of the simulated rate that blocks reach. n: tiles of the other side that a block visits on average. Begin
@@ -82,14 +80,27 @@ static inline double attention_reach(double n, bool backward, Level level) {
     return 0.93 * n / (n + 2.3) * factor[backward][level];
 }
 
-// ---- a GPU and its simulated kernels
+// ---- a GPU and its attention kernels
 
 enum { ATTENTION_FORWARD, ATTENTION_DKV, ATTENTION_DQ, ATTENTION_KERNELS };
 
 typedef struct {
     int own, other, blocks;  // rows of a block's tile and of the other side's; blocks on a multiprocessor
-    double busy;             // 0: not simulated
+    double busy;             // share of the time in which the tensor cores work; 0: unknown
 } AttentionBusy;
+
+// Head size 64: simulated cycle by cycle from the machine code that nvcc 13.0 makes of llmc/attention.cuh, by
+// dev/bench/sass.py of commit 14da99a. `scripts/gpu_check.sh speed` measures the kernels.
+static const struct {
+    int capability;
+    AttentionBusy kernel[ATTENTION_KERNELS];
+} attention_kernels[] = {
+    {80, {{128, 64, 2, 0.667}, {128, 64, 2, 0.784}, {128, 64, 2, 0.809}}},
+    {89, {{128, 64, 2, 0.952}, {128, 64, 1, 0.892}, {128, 64, 1, 0.936}}},
+    {90, {{128, 64, 2, 0.574}, {128, 64, 2, 0.684}, {128, 64, 2, 0.740}}},
+    {100, {{128, 64, 2, 0.686}, {128, 64, 2, 0.815}, {128, 64, 2, 0.820}}},
+    {120, {{128, 64, 2, 0.949}, {128, 64, 1, 0.908}, {128, 64, 1, 0.916}}},
+};
 
 typedef struct {
     GpuModel gpu;
@@ -99,30 +110,6 @@ typedef struct {
     double peak;       // published FLOPs per second of GEMMs in this build's arithmetic
     double gemm_rate;  // of a long GEMM
 } Roofline;
-
-// The architecture's entry. The file is read from the folder in which make runs.
-static inline void read_attention(Roofline *r, const char *path) {
-    static const char *const kernels[ATTENTION_KERNELS] = {"forward", "dkv", "dq"};
-    char name[16];
-    if (access(path, R_OK) != 0) { return; }
-    cJSON *file = read_json(path);
-    snprintf(name, sizeof name, "sm_%d", r->gpu.capability);
-    const cJSON *entry = cJSON_GetObjectItem(cJSON_GetObjectItem(file, "architectures"), name), *kernel;
-    cJSON_ArrayForEach(kernel, cJSON_GetObjectItem(entry, "kernels")) {
-        const char *which = cJSON_GetStringValue(cJSON_GetObjectItem(kernel, "kernel"));
-        for (int i = 0; i < ATTENTION_KERNELS && which; i++) {
-            if (strcmp(which, kernels[i]) != 0) { continue; }
-            AttentionBusy *a = &r->attention[i];
-            a->own = (int)json_whole(kernel, "own", 16, 1024, path);
-            a->other = (int)json_whole(kernel, "other", 16, 1024, path);
-            a->blocks = (int)json_whole(kernel, "blocks", 1, 32, path);
-            a->busy = cJSON_GetNumberValue(cJSON_GetObjectItem(kernel, "busy"));
-        }
-    }
-    cJSON_Delete(file);
-}
-
-#define ATTENTION_SASS "dev/results/attention_sass.json"
 
 // workspace_bytes: Backend.matmul_workspace_bytes. tf32: an fp32 build may round GEMM inputs to TF32
 static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes, bool tf32) {
@@ -136,12 +123,16 @@ static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes
     bool tensor_cores = DT_FLOATX == DT_BF16 || (tf32 && gpu->capability >= 80);
     r.peak = tensor_cores ? gpu->matmul_flops / (DT_FLOATX == DT_BF16 ? 1 : 2) : gpu->fp32_flops;
     r.gemm_rate = r.peak * (tensor_cores ? r.tensor.gemm : FP32_GEMM);
-    read_attention(&r, ATTENTION_SASS);
+    for (size_t i = 0; i < sizeof attention_kernels / sizeof attention_kernels[0]; i++) {
+        if (attention_kernels[i].capability == gpu->capability) {
+            memcpy(r.attention, attention_kernels[i].kernel, sizeof r.attention);
+        }
+    }
     if (DT_FLOATX == DT_BF16 && r.attention[ATTENTION_FORWARD].busy == 0) {
         fprintf(stderr,
-                "note: attention's time is a rough guess: %s of the current folder has no simulation of its kernels on "
-                "sm_%d, and their tensor cores are taken to be busy for %.2f of the time\n",
-                ATTENTION_SASS, gpu->capability, UNKNOWN_BUSY);
+                "note: attention's time is a rough guess: its kernels were not simulated for sm_%d, and their tensor "
+                "cores are taken to be busy for %.2f of the time\n",
+                gpu->capability, UNKNOWN_BUSY);
     }
     return r;
 }

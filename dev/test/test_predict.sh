@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # build/bench/predict, predict_fp32 and what they are made of: FLOPs, bytes and launches of the recorded step against
-# counts by hand, accumulation, levels of -r, bad input; dev/bench/sass.py on small listings; the MFU of a run on the
-# emulated GPU.
+# counts by hand, accumulation, levels of -r, bad input; the MFU of a run on the emulated GPU.
 #   PREDICT=build/bench/predict EMULATED=build/emulated/train_gpt2 dev/test/test_predict.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -154,15 +153,14 @@ def near(what, found, wanted):
 # qkv: 18 x 256 tiles of 128 x 256 in 35 waves of 132; 12 steps of 64 in k, and 3 for begin and end
 rate = 0.80 * 989.4e12 / 132
 near("qkv", seconds("matmul_forward variant 1 B=1 T=65536 C=768 OC=2304"), 35 * 2 * 128 * 256 * 64 * 15 / rate + 1.5e-6)
-kernels = json.load(open("dev/results/attention_sass.json"))["architectures"]["sm_90"]["kernels"]
-def attention(name, gemms, factor):
-    kernel, T = next(k for k in kernels if k["kernel"] == name), 1024
-    own, tiles = kernel["own"], (T + kernel["own"]) / 2 / kernel["other"]
-    peak = 989.4e12 * 2 / 3 * kernel["busy"] * 0.93 * tiles / (tiles + 2.3) * factor
+def attention(busy, gemms, factor):
+    T, own = 1024, 128
+    tiles = (T + own) / 2 / 64
+    peak = 989.4e12 * 2 / 3 * busy * 0.93 * tiles / (tiles + 2.3) * factor
     return 2 * gemms * 64 * 12 * 64 * T * (T + own) / 2 / peak + 1.5e-6
-near("attention", seconds("attention_forward"), attention("forward", 2, 1))
+near("attention", seconds("attention_forward"), attention(0.574, 2, 1))
 near("its backward", seconds("attention_backward"),
-     attention("dkv", 4, 0.73) + attention("dq", 3, 0.73) + 2 * 64 * 1024 * 768 / (0.75 * 4.8e12))
+     attention(0.684, 4, 0.73) + attention(0.740, 3, 0.73) + 2 * 64 * 1024 * 768 / (0.75 * 4.8e12))
 # the head: 6 x 64 tiles in 3 waves, 786 steps; and 6 x 197 tiles of the weight gradient in 9 waves, 256 steps
 head = 3 * 2 * 128 * 256 * 64 * (786 + 3) / rate + 9 * 2 * 128 * 256 * 64 * (256 + 3) / (0.78 * rate)
 near("head", seconds("matmul_backward variant 77 B=1 T=16384 C=768 OC=50304"), head + 2 * 1.5e-6)'
@@ -329,70 +327,6 @@ refused "scripts/scale.py predicts several GPUs" -e d12 -pn 8
 refused "predict_fp32, which make predict GPU=t4 builds and runs" --gpu t4 -e d12
 refused "--fit is not predicted" -e d12 --fit=16
 refused "unknown flag -zz" -e d12 -zz
-
-# ---- dev/bench/sass.py
-
-# sass PROGRAM: runs Python with the module. code(LINES) makes instructions, each with stall cycles before the text
-sass() {
-    python3 2>&1 -c '
-import importlib.util
-spec = importlib.util.spec_from_file_location("sass", "dev/bench/sass.py")
-sass = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sass)
-def code(lines):
-    rows = [line.strip().split(" ", 1) for line in lines.strip().splitlines()]
-    return [sass.Instruction(16 * i, text, int(stall), 7, 7, 0) for i, (stall, text) in enumerate(rows)]
-def expect(what, found, wanted):
-    if found != wanted:
-        print(f"{what}: found {found}, expected {wanted}")
-'"$1"
-}
-mask=$(for _ in 1 2 3 4 5 6 7 8; do echo "1 FSEL R1, R1, -INF , P1"; done)
-report "a tile's path leaves out the mask and repeats the inner loop" "$(sass '
-lines = """1 LDGDEPBAR
-1 BSSY B0, 0xd0
-1 HMMA.16816.F32.BF16 R1, R2, R3, R4
-1 @P1 BRA 0xc0
-'"$mask"'
-1 BSYNC B0
-1 @P2 BRA 0x20
-1 @P3 BRA 0x0"""
-path, tiles = sass.tile_path(code(lines), 4)
-expect("path", (path, tiles), ([0, 1] + 4 * [2, 3, 12, 13] + [14], 1))'
-)"
-report "of two inner loops the one without a mask runs" "$(sass '
-lines = """1 BAR.SYNC.DEFER_BLOCKING 0x0
-1 HMMA.16816.F32.BF16 R1, R2, R3, R4
-1 @P2 BRA 0x10
-1 HMMA.16816.F32.BF16 R1, R2, R3, R4
-'"$mask"'
-1 @P2 BRA 0x30
-1 @P3 BRA 0x0"""
-path, tiles = sass.tile_path(code(lines), 3)
-expect("path", (path, tiles), ([0] + 3 * [1, 2] + [13], 1))'
-)"
-report "tensor cores are busy as stall cycles and blocks allow" "$(sass '
-machine = sass.Machine(90, 6, 1, 2, 228)
-hmma = "HMMA.16816.F32.BF16 R1, R2, R3, R4"
-def busy(stall, blocks):
-    lines = code("\n".join(8 * [f"{stall} {hmma}"]))
-    return [round(share, 2) for share in sass.busy(machine, lines, list(range(8)), blocks)]
-expect("stall 1, a block", busy(1, 1), [1, 1, 1])
-expect("stall 12, a block", busy(12, 1), [0.5, 0.5, 0.5])
-expect("stall 12, two blocks", busy(12, 2), [1, 1, 1])
-expect("blocks by registers", sass.blocks_of(machine, 254, 50000), 2)
-expect("blocks by shared memory", sass.blocks_of(machine, 100, 100000), 2)'
-)"
-report "results of another attention.cuh are named in one line" "$(
-    mkdir -p "$folder"/tree/{dev/bench,dev/results,llmc}
-    cp dev/bench/sass.py "$folder/tree/dev/bench/" && cp llmc/attention.cuh "$folder/tree/llmc/"
-    cd "$folder/tree" || exit
-    echo "{\"source\": \"$(sha256sum llmc/attention.cuh | cut -c 1-16)\"}" >dev/results/attention_sass.json
-    [ -z "$(python3 dev/bench/sass.py --check)" ] || echo "the same source counts as older"
-    echo "// changed" >>llmc/attention.cuh
-    note=$(python3 dev/bench/sass.py --check)
-    [[ $note == "note: dev/results/attention_sass.json is older than "* ]] || echo "found '$note'"
-)"
 
 # ---- MFU
 
