@@ -19,7 +19,7 @@ COPY dev dev
 
 FROM ${DEBIAN} AS build-cpu
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        make gcc libc6-dev libcjson-dev libopenmpi-dev libssl-dev openmpi-bin \
+        make gcc libc6-dev libcjson-dev libopenmpi-dev openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY --from=source /source .
@@ -27,7 +27,7 @@ RUN make -j DEVICE=cpu ARCH=portable train_gpt2 && make install PREFIX=/usr/loca
 
 FROM ${CUDA}-devel-ubuntu22.04 AS build-cuda
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        make gcc g++ libc6-dev libcjson-dev libopenmpi-dev libssl-dev openmpi-bin \
+        make gcc g++ libc6-dev libcjson-dev libopenmpi-dev openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY --from=source /source .
@@ -37,7 +37,7 @@ RUN make DEVICE=cuda PRECISION=bf16 ARCH=portable train_gpt2 && make install PRE
 
 FROM ${CUDA}-runtime-ubuntu22.04 AS cuda
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        libcjson1 libgomp1 libopenmpi3 libssl3 openmpi-bin \
+        libcjson1 libgomp1 libopenmpi3 openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /installed /
 RUN useradd --create-home --uid 1000 user
@@ -48,7 +48,7 @@ CMD ["--help"]
 
 FROM ${DEBIAN} AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        libcjson1 libgomp1 libopenmpi3 libssl3 openmpi-bin \
+        libcjson1 libgomp1 libopenmpi3 openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cpu /installed /
 RUN useradd --create-home --uid 1000 user

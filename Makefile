@@ -37,19 +37,17 @@ precision = $(PRECISION)
 # comm = yes: the program communicates between ranks, through MPI, and through NCCL in a cuda build
 mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
-crypto = $(and $(comm),$(HAVE_LIBCRYPTO))
 nccl = $(and $(comm),$(HAVE_NCCL))
 # a field that an initializer leaves out is 0; compilers differ in when they warn of it
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Wno-missing-field-initializers -Werror -fopenmp -fno-math-errno \
 	-fno-trapping-math
-defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) \
-	$(crypto:yes=-DHAVE_LIBCRYPTO)
+defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # llm.c's GPU_COMPUTE_CAPABILITY=90, the GPU of this machine, or every architecture that nvcc and the kernels know
 ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=sm_$(subst .,,$(lastword \
 	$(gpu)))),$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell \
 	$(NVCC) --list-gpu-code)),-gencode arch=$(sm:sm_%=compute_%),code=$(sm)))
-links_with = -lcjson -lm -lpthread $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
+links_with = -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
 
 define begin
 $(announce)
@@ -64,7 +62,7 @@ $(begin)
 	$(call for_nvcc,$(filter-out -Werror,$(LANGUAGE)) -march=$(MARCH) -Wno-parentheses $(options) $(defines)) \
 	-DHAVE_CUDA $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
 	$(dependencies) $< -o $@ $(CUDA_FLAGS) $(cuda_rpath) -lcjson -lgomp \
-	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(crypto:yes=-lcrypto) $(libraries)
+	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(libraries)
 endef
 
 define compile
@@ -76,7 +74,7 @@ compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' \
 	HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' DEVICE='$(device)' \
-	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' HAVE_LIBCRYPTO='$(HAVE_LIBCRYPTO)' \
+	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' \
 	HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh >&2)\
 	$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built)))
 
@@ -93,11 +91,11 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/% build/vectors/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(ARCH) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(ARCH) $(device) $(PRECISION) $(HAVE_MPI) \
 	hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_MPI) \
 	 $(NO_MULTI_GPU) hardening=$(HARDENED))
 endif
 

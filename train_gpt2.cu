@@ -764,8 +764,7 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. update
 
-// Blocks until enqueued work is done. Stops the run if another rank is silent for --comm-timeout. Event 0 is free: no
-// step is pending.
+// Blocks until enqueued work is done. Stops the run if another rank is silent. Event 0 is free: no step is pending.
 static void finish_work(GPT2 *m) {
     m->device->event_record(0, &m->exec);
     comm_event_synchronize(0, m->groups.world, &m->exec);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
-# in the environment: CC, NVCC, DEVICE, PRECISION, HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name
+# in the environment: CC, NVCC, DEVICE, PRECISION, HAVE_CMOCKA, HAVE_MPI, HAVE_NCCL and GPU, its name
 # and compute capability (empty: not found), and HARDENED, names of scripts/hardening.mk.
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
@@ -30,11 +30,6 @@ if [ -n "$HAVE_MPI" ]; then
     say MPI "found: mpirun -np N ./train_gpt2 trains in N processes"
 else
     say MPI "not found: programs run as one process (install openmpi-bin, libopenmpi-dev)"
-fi
-if [ -n "$HAVE_LIBCRYPTO" ]; then
-    say libcrypto "found"
-else
-    say libcrypto "not found: -pi fs and -pi tcp are refused (install libssl-dev)"
 fi
 if [ "$HARDENED" = off ]; then
     say hardening "turned off"

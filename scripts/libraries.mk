@@ -1,5 +1,5 @@
 # The optional libraries, searched before anything is compiled, and nvcc's options. The Makefile includes this file.
-# NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c; NO_LIBCRYPTO=1 leaves out libcrypto.
+# NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c.
 
 comma := ,
 # options of gcc as options of nvcc, which splits the argument of -Xcompiler at commas
@@ -24,5 +24,4 @@ GOALS := $(filter-out help train test test-aarch64 test-all bench-cpu fuzz forma
 ifneq ($(GOALS),)
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
 HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))
-HAVE_LIBCRYPTO := $(if $(filter 1,$(NO_LIBCRYPTO)),,$(call links,openssl/hmac.h,-lcrypto))
 endif

@@ -9,7 +9,6 @@ mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu llmc/run/portable.c dev/te
     dev/bench/*.c dev/oracle/*.c dev/fuzz/replay.c 2>/dev/null)
 mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 options=(-D_GNU_SOURCE -I.)
-printf '#include <openssl/hmac.h>\n' | cc -E -x c - >/dev/null 2>&1 && options+=(-DHAVE_LIBCRYPTO)
 mpi=()  # the folder of mpi.h, as a system header: mpi.h has findings of its own
 if pkg-config --exists ompi-c 2>/dev/null; then
     options+=(-DHAVE_MPI)

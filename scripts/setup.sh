@@ -92,8 +92,6 @@ want "train test"  curl                "downloads, for scripts/get_data.sh"     
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-[ "$purpose" = gpu ] ||
-    want all       libssl-dev          "libcrypto: authenticates ranks started without MPI" has_headers openssl/hmac.h
 want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
 want test          help2man            "makes the man page from --help"                        has_command help2man
 want test          dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
@@ -119,7 +117,6 @@ need aarch64 libc6-dev-arm64-cross "the C library for aarch64"                  
 need aarch64 qemu-user             "executes programs for aarch64"                          has_command qemu-aarch64
 need aarch64 libgomp1:arm64        "OpenMP for aarch64"         test -e /usr/lib/aarch64-linux-gnu/libgomp.so.1
 need aarch64 libcjson-dev:arm64    "cJSON for aarch64"                                      links_for_aarch64 -lcjson
-need aarch64 libssl-dev:arm64      "libcrypto for aarch64"                                  links_for_aarch64 -lcrypto
 need aarch64 libcmocka-dev:arm64   "cmocka for aarch64"                                     links_for_aarch64 -lcmocka
 want test          qemu-user           "older CPUs, for the program of many CPUs"              has_command qemu-x86_64
 want bench         python3-venv        "pip, for PyTorch"                                      makes_torch

@@ -45,9 +45,6 @@ bench-states: build/check/bf16 ## bench: loss of a small model with every type o
 bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
 	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
 
-bench-processes: train_gpt2 ## bench: N ranks of one thread beside one rank of N threads
-	@dev/bench/bench_processes.py
-
 # oneDNN and OpenBLAS, the peers of our GEMM, are searched for when bench_matmul is compiled
 openblas_flags = $(shell pkg-config --cflags openblas 2>&-)
 openblas_libraries = $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
@@ -79,4 +76,4 @@ bench-tokenizer: train_gpt2 ## bench: --tokenize beside tiktoken and tokenizers;
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 
-.PHONY: long-run bench-saves bench-tokenizer bench predict bench-remat bench-states bench-comm bench-processes bench-cpu
+.PHONY: long-run bench-saves bench-tokenizer bench predict bench-remat bench-states bench-comm bench-cpu

@@ -93,7 +93,7 @@ static void bench_row(int which, size_t bytes, Bench *b) {
 static Bench bench_open(size_t bytes) {
     Bench b;
     memset(&b, 0, sizeof b);
-    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "bench", COMM_TIMEOUT, NULL};
+    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
     b.host = comm_open();
     b.device = &cpu_device;
 #ifdef HAVE_CUDA

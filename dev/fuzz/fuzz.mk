@@ -21,7 +21,7 @@ build/fuzz/%: dev/fuzz/fuzz_%.c build/flags
 build/sanitize/replay: dev/fuzz/replay.c build/flags
 	$(compile)
 
-fuzz: ## test: fuzz every reader of files and messages, half a minute each; FUZZ_SECONDS=600, FUZZ="flags model"
+fuzz: ## test: fuzz every reader of files, half a minute each; FUZZ_SECONDS=600, FUZZ="flags model"
 	@scripts/setup.sh fuzz
 	$(build_parallel) $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZERS))
 	@FUZZ_JOBS='$(FUZZ_JOBS)' dev/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)

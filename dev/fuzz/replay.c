@@ -3,8 +3,7 @@
 // copies of each file, which depend on the file alone.
 #define FUZZ_REPLAY
 // NOLINTBEGIN(bugprone-suspicious-include)
-#include "dev/fuzz/fuzz_rendezvous.c"  // first: it replaces the socket calls of the headers that it includes
-#include "dev/fuzz/fuzz_manifest.c"    // second: it replaces open()
+#include "dev/fuzz/fuzz_manifest.c"  // first: it replaces open()
 #include "dev/fuzz/fuzz_caches.c"
 #include "dev/fuzz/fuzz_corpus.c"
 #include "dev/fuzz/fuzz_examples.c"
@@ -31,7 +30,6 @@ static const struct {
                {"manifest", target_manifest},
                {"merges", target_merges},
                {"model", target_model},
-               {"rendezvous", target_rendezvous},
                {"safetensors", target_safetensors},
                {"shards", target_shards},
                {"state", target_state},

@@ -108,38 +108,6 @@ def hellaswag():
     yield b"3" + "  [header] s [title] \u00c9  [x".encode()
 
 
-def rendezvous():
-    def message(number, payload=b"", rank=1, size=2, job=b"fuzz"):  # RendezvousMessage
-        return job.ljust(120, b"\0") + struct.pack("<QQQ", rank, size, number) + payload.ljust(320, b"\0")
-
-    def client(rank, stays=b"0", acknowledgement=bytes(32), **other):  # HandshakeRequest, then the acknowledgement
-        return stays + message(0, rank=rank, **{"size": 3, **other}) + bytes(64) + acknowledgement
-    right, one, two = b"\xff", client(1), client(2)
-    for knows, clients in [
-            (right, [one, two]), (right, [two, one]), (b"\0", [one, two]), (b"\xfb", [one, two]),
-            (b"\xfe", [one, one, two]), (right, [client(1, b"1"), client(1, b"1"), two]), (right, [one, one, two]),
-            (right, [client(0), client(9)]), (right, [client(2**32 + 1), client(1, size=2)]),
-            (right, [client(1, job=b"other"), one[:90]]),
-            (right, [client(1, b"1", b""), b"", b"", two]), (right, [b"1", b"1", b"", two])]:
-        yield b"0" + knows + SEPARATOR.join(clients)
-
-    def reply(answer):  # HandshakeChallenge, then HandshakeReply
-        return bytes(32) + struct.pack("<Q", answer) + b"p" * 320 + bytes(32)
-    for knows, answer in [(right, 1), (b"\0", 1), (right, 2), (right, 3), (right, 4), (right, 5), (right, 2**32 + 1)]:
-        yield b"1" + knows + reply(answer)
-    yield b"1" + right + SEPARATOR.join([reply(3)[:99], reply(3), b"", reply(1)])
-    yield b"2" + message(9)
-    number = 0x0202020202020202  # that fuzz_rendezvous.c gives a request
-    yield b"3" + message(number, b"p" * 128)
-    for kind in b"45":
-        yield bytes([kind]) + struct.pack("<4q", 1, 2, 3, 4)
-    for host in (b"there", b"[fe80::2]", b"a:b:c", b"]", b""):  # WireHello
-        hello = b"p" * 184 + host.ljust(100, b"\0") + struct.pack("<i", 29500) + b"s" * 32
-        yield b"6" + right + message(number, hello) + SEPARATOR + reply(1)
-    for length in (0, 15, 16, 4096, 4097):
-        yield b"7" + b"s" * length + b"\r\n"
-
-
 def crc32c(data):
     crc = 0xFFFFFFFF
     for byte in data:
@@ -233,7 +201,6 @@ def inputs():
         "flags": [b"-i\na.txt\n-e\nl6h6c384\n-b\n4\n-t\n64\n-d\n1024\n-l\n3e-4\n-k\nlinear\n--plan=json",
                   b"-i\nx\n-e\ngpt3:c768\n-o\nd\n-n\n5\n-pi\ntcp\n-ps\n[::1]:29500\n-pn\n2\n-pr\n1\n-z\n1\n-tp\n2",
                   b"--help\nrecompute", b"--generate\n4\n-e\nd12\n--prompt=a\n--samples\n2", b"--micro-batc\n4"],
-        "rendezvous": list(rendezvous()),
     }
 
 

@@ -2,13 +2,13 @@
 # Injects faults into runs of a small model: kills, failing file systems, wrong bytes, stopped ranks, lost links. After
 # each fault, every checkpoint must equal that of an uninterrupted run, byte for byte. The resumed run must begin at the
 # newest checkpoint and end with the same bytes as the uninterrupted run.
-#   TRAINER=./train_gpt2 dev/test/faults.sh [short|whole] [SECTION...]
+#   TRAINER=./train_gpt2 PROGRAM=build/test/test_processes dev/test/faults.sh [short|whole] [SECTION...]
 #   FAULTS_SEED=N   seed of the random moments and places (default 1)
 #   SECTION         a function faults_SECTION below (default: all sections)
 # The short form injects samples of the faults and belongs to `make test`. The whole form is run by `make test-faults`.
 # The whole form injects a fault at every call of one rank, and samples of calls of two ranks and of bytes of tensors.
-# Two ranks talk through MPI: over Open MPI's shared memory, and over Open MPI's TCP transport. The trainer's own
-# transport `-pi tcp` needs NCCL and GPUs, and is not tested here.
+# Two ranks talk through MPI: over Open MPI's shared memory, and over Open MPI's TCP transport. Where a rank is silent
+# for too long, the ranks are test_processes, which takes a shorter timeout.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -21,7 +21,7 @@ short | whole) shift $(($# > 0)) ;;
     exit 2
     ;;
 esac
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") program=$(realpath "${PROGRAM:-build/test/test_processes}")
 # ids of the trainer's processes of this test
 processes() {
     local exe
@@ -1036,13 +1036,13 @@ faults_stop() {
 
 # ---- 7. two ranks
 
-launcher=(mpirun --oversubscribe)
+launcher=(mpirun --oversubscribe) ranks_are=("$trainer")
 # starts two ranks, or $ranks_of; FAIL_ variables, and a library in $preload, are theirs
 start_ranks() {
     rm -f note
     FAIL_NOTE=$PWD/note timeout -k 5 300 "${launcher[@]}" --bind-to none -np "${ranks_of:-2}" \
-        -x LD_PRELOAD="$folder/patient_yield.so:$folder/fail_nth.so:$preload" "$trainer" "$@" \
-        >"$log" 2>"$err" </dev/null
+        ${TEST_TIMEOUT:+-x TEST_TIMEOUT} -x LD_PRELOAD="$folder/patient_yield.so:$folder/fail_nth.so:$preload" \
+        "${ranks_are[@]}" "$@" >"$log" 2>"$err" </dev/null
 }
 ranks() { # STATUS ARGUMENTS...: two ranks, which end with this status and leave no process
     local status=0
@@ -1309,10 +1309,10 @@ without_last() {
 
 # one rank, or both, stand still
 faults_stopped_ranks() {
-    local job id rank status where limit
+    local job id rank status where
     has_mpirun "$(every 12 3)" || return 0
-    limit=$(every 10 4)
-    prepare_ranks dp2 >/dev/null
+    local trainer=$program ranks_are=("$program" train)
+    prepare_ranks silent >/dev/null
     for where in $(every "vader,self tcp,self" vader,self); do
         export OMPI_MCA_btl=$where
         for rank in $(every "0 1" 1); do
@@ -1327,16 +1327,16 @@ faults_stopped_ranks() {
             report "$where: rank $rank stands still inside a save, then goes on: the same bits" "$(
                 was_stopped "$id"
                 [ $status -eq 0 ] || echo "exit status $status"
-                same_end victim expected_dp2
+                same_end victim expected_silent
             )"
             rm -rf victim
-            report "$where: rank $rank is stopped for longer than --comm-timeout: exit 1, named, and resumed" "$(
-                struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}" --comm-timeout "$limit"
+            report "$where: rank $rank is stopped for longer than the timeout: exit 1, named, and resumed" "$(
+                TEST_TIMEOUT=$(every 10 4) struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}"
                 was_stopped
                 sentences 1
-                says "$err" "rank $rank has not answered for $limit s"
-                whole_checkpoints victim expected_dp2 step_00000002
-                ranks_resume dp2
+                says "$err" "rank $rank has not answered for $(every 10 4) s"
+                whole_checkpoints victim expected_silent step_00000002
+                ranks_resume silent
             )"
         done
         [ "$form" = short ] || stopped_for_long "$where"
@@ -1344,12 +1344,12 @@ faults_stopped_ranks() {
     done
     unset OMPI_MCA_btl
 }
-# both ranks are stopped for 11 s at --comm-timeout 10
+# both ranks are stopped for 11 s at a timeout of 10 s
 stopped_for_long() { # WHERE
     local job id other status
     rm -rf victim
-    FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS=write \
-        start_ranks "${layout[@]}" --comm-timeout 10 &
+    TEST_TIMEOUT=10 FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS=write \
+        start_ranks "${layout[@]}" &
     job=$!
     id=$(await_stopped $job)
     other=$(process_of_rank 1)
@@ -1362,10 +1362,10 @@ stopped_for_long() { # WHERE
     [ -z "$id" ] || kill -CONT "$id"
     await $job
     status=$?
-    report "$1: both ranks are stopped for longer than --comm-timeout: the run goes on to the same bits" "$(
+    report "$1: both ranks are stopped for longer than the timeout: the run goes on to the same bits" "$(
         was_stopped "$id" "$other"
         [ $status -eq 0 ] || echo "exit status $status"
-        same_end victim expected_dp2
+        same_end victim expected_silent
     )"
 }
 # the first 20 turns stop rank 0, the next 20 rank 1, and so on; each turn stops a rank for 0.09 s of 0.1 s
@@ -1436,8 +1436,8 @@ mend_link() {
 # rank 0 stops itself in a step, the link is cut, and rank 0 goes on. The job's id is in $job, that of rank 0 in $id
 run_and_cut() { # HOW TIMEOUT
     rm -rf victim
-    FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS='write' \
-        start_ranks "${layout[@]}" --comm-timeout "$2" 2>/dev/null &
+    TEST_TIMEOUT=$2 FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS='write' \
+        start_ranks "${layout[@]}" 2>/dev/null &
     job=$!
     id=$(await_stopped "$job")
     cut_link "$1"
@@ -1446,13 +1446,14 @@ run_and_cut() { # HOW TIMEOUT
 faults_link() {
     local how id job status ns_a ns_b daemons trouble limit
     has_mpirun "$(every 4 3)" || return 0
+    local trainer=$program ranks_are=("$program" train)
     limit=$(every 10 4)
-    prepare_ranks dp2 >/dev/null
+    prepare_ranks silent >/dev/null
     open_link "$(every 4 3)" || return 0
     rm -rf victim
     report "two ranks in two network namespaces: the same bits" "$(
         ranks 0 "${layout[@]}"
-        same_end victim expected_dp2
+        same_end victim expected_silent
     )"
     for how in $(every "down deaf" deaf); do
         run_and_cut "$how" "$limit"
@@ -1468,8 +1469,8 @@ faults_link() {
             was_stopped "$id"
             sentences 1
             says "$err" "rank 1 has not answered for $limit s"
-            whole_checkpoints victim expected_dp2
-            ranks_resume dp2
+            whole_checkpoints victim expected_silent
+            ranks_resume silent
         )"
     done
     run_and_cut deaf 60
@@ -1480,7 +1481,7 @@ faults_link() {
     report "packets are lost for a second: the same bits" "$(
         was_stopped "$id"
         [ $status -eq 0 ] || echo "exit status $status"
-        same_end victim expected_dp2
+        same_end victim expected_silent
     )"
     close_link
 }

@@ -1,17 +1,18 @@
 /*
 Communicators.
-    test_comm                 a group of one; chunk sizes; rendezvous, TCP connections and watchdog
+    test_comm                 a group of one; chunk sizes; the file of NCCL's id; watchdog
     test_comm backends        the backends of this build
     mpirun test_comm ranks    every collective on every group of this world against a serial sum, bit for bit
     mpirun test_comm FAULT R  rank R fails, leaves or hangs; dev/test/test_comm.sh checks the error and the exit status
 */
+static double comm_timeout = 600;
+#define COMM_TIMEOUT comm_timeout
 #include "testing.h"
-#include "testing_tcp.h"
 #include "llmc/parallel/comm_open.h"
 #include "llmc/parallel/comm_watch.h"
+#include "llmc/parallel/id_file.h"
 #include "llmc/common/rng.h"
 #include <limits.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -92,18 +93,18 @@ static void test_refusals(void **state) {
 }
 
 static void cpus_through_a_file(void *host) {
-    const CommOptions options = {COMM_INIT_FILE, 2, 0, 1, NULL, "/tmp", "job", 1, NULL};
+    const CommOptions options = {COMM_INIT_FILE, 2, 0, 1, "/tmp"};
     comm_open_for(&cpu_device, &options, (Comm *)host);
 }
 
 static void test_open(void **state) {
     (void)state;
-    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "job", 5, NULL};
-    Comm *host = comm_open();
+    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
+    Comm *host = comm_open(), *world = comm_open_for(&cpu_device, &options, host);
     assert_int_equal(host->size, 1);
-    assert_ptr_equal(comm_open_for(&cpu_device, &options, host), host);
-    assert_true(host->timeout == 5);
-    assert_stops(2, secret_library() ? "but this run is on CPUs" : "install libssl-dev", cpus_through_a_file, host);
+    assert_int_equal(world->size, 1);
+    assert_stops(2, "but this run is on CPUs: start the ranks with mpirun", cpus_through_a_file, host);
+    comm_close(world);
     comm_close(host);
     char backends[512];
     comm_backends(backends, sizeof backends);
@@ -113,430 +114,105 @@ static void test_open(void **state) {
 #endif
 }
 
-// ---- rendezvous, one process per rank; a rank without the payload of rank 0 exits with 1
+// ---- the file of NCCL's id, one process per rank
 
-static const char payload_text[] = "the payload of rank 0";
-static const Secret secret = {"a secret of all ranks", 21};
+enum { ID_BYTES = 128 };
 
 typedef struct {
-    int rank, size;
-    const char *job, *folder, *server;
-    double timeout, delay;
-} TestRank;
+    const char *path;
+    char id;       // rank 0 writes ID_BYTES of it
+    double delay;  // seconds before rank 0 writes
+    bool touches;  // rank 0 lives until the others have the id
+} IdFile;
 
-static void run_rendezvous(void *self) {
-    const TestRank *g = (const TestRank *)self;
-    char answer[sizeof payload_text] = "";
-    Rendezvous rendezvous = {g->rank, g->size, g->job, g->timeout, answer, sizeof answer, &secret, "--secret-file"};
-    if (g->rank == 0) { memcpy(answer, payload_text, sizeof answer); }
-    usleep((useconds_t)(g->delay * 1e6));
-    if (g->folder) {
-        rendezvous_file(&rendezvous, g->folder);
-    } else {
-        int *peers = (int *)xcalloc((size_t)g->size, sizeof *peers);
-        rendezvous_tcp(&rendezvous, g->server, peers);
-        for (int i = g->rank == 0; i < (g->rank == 0 ? g->size : 1); i++) { close(peers[i]); }
-        free(peers);
-    }
-    if (memcmp(answer, payload_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
-}
-
-static pid_t start(const TestRank *self) {
+// forks rank 0, which ends with SIGKILL
+static pid_t start_rank_0(const IdFile *f) {
     fflush(NULL);
     pid_t child = fork();
-    if (child == 0) {
-        run_rendezvous((void *)self);
-        _exit(0);
+    if (child != 0) { return child; }
+    char id[ID_BYTES];
+    memset(id, f->id, sizeof id);
+    usleep((useconds_t)(f->delay * 1e6));
+    id_file_write(f->path, id, sizeof id);
+    while (f->touches) {
+        usleep(50000);
+        id_file_touch(f->path);
     }
-    return child;
+    _exit(0);
 }
 
-// starts `size` ranks, rank 0 first or last; every rank gets the payload
-static void assert_rendezvous(TestRank like, bool rank_0_last) {
-    pid_t children[8];
-    for (int rank = 0; rank < like.size; rank++) {
-        TestRank self = like;
-        self.rank = rank;
-        self.delay = rank_0_last == (rank == 0) ? 0.1 : 0;
-        children[rank] = start(&self);
-    }
-    for (int rank = 0; rank < like.size; rank++) {
-        int status;
-        assert_int_equal(waitpid(children[rank], &status, 0), children[rank]);
-        if (status != 0) { fail_msg("rank %d of %d ended with wait status %d", rank, like.size, status); }
-    }
+static void assert_id(const IdFile *f, char expected) {
+    char id[ID_BYTES] = "";
+    id_file_wait(f->path, id, sizeof id, 1, 2);
+    for (int i = 0; i < ID_BYTES; i++) { assert_int_equal(id[i], expected); }
 }
 
-static void assert_empty_folder(const char *folder) { assert_int_equal(rmdir(folder), 0); }
-
-static const char *new_folder(const char *name) {
-    const char *folder = temp_path(name);
-    assert_int_equal(mkdir(folder, 0777), 0);
-    return folder;
+static void wait_for_id(void *path) {
+    char id[ID_BYTES];
+    id_file_wait((const char *)path, id, sizeof id, 1, 2);
 }
 
-static void test_file(void **state) {
+static void write_id(void *path) { id_file_write((const char *)path, "id", 2); }
+
+// rank 0 comes first or last, and a killed run may have left its file, or a part of it
+static void test_id_file(void **state) {
     (void)state;
-    for (int size = 1; size <= 4; size++) {
-        const char *folder = new_folder("rendezvous");
-        TestRank self = {0, size, "job", folder, NULL, 20, 0};
-        assert_rendezvous(self, true);
-        assert_rendezvous(self, false);  // again, as if the job is restarted
-        assert_empty_folder(folder);
-    }
-}
-
-// a killed run left requests and replies of the same job: no rank may accept them
-static void test_file_ignores_what_is_left(void **state) {
-    (void)state;
-    for (int late = 0; late < 2; late++) {
-        const char *folder = new_folder("left");
-        char stale[sizeof payload_text] = "an old payload", path[PATH_LENGTH];
-        Rendezvous old = {0, 3, "job", 1, stale, sizeof stale, NULL, NULL};
-        for (int rank = 1; rank < 3; rank++) {
-            RendezvousMessage request = rendezvous_request(&old, rank, 42), reply = rendezvous_reply(&old, request);
-            rendezvous_path(path, &old, folder, "ask", rank);
-            rendezvous_write(path, &request, sizeof request);
-            rendezvous_path(path, &old, folder, "answer", rank);
-            rendezvous_write(path, &reply, sizeof reply);
+    char path[PATH_LENGTH], part[PATH_LENGTH];
+    struct stat info;
+    snprintf(path, sizeof path, "%s", temp_path("nccl_id"));
+    format_path(part, "%s.part", path);
+    for (int left = 0; left < 2; left++) {
+        for (int late = 0; late < 2; late++) {
+            if (left) {
+                write_file("nccl_id.part", "x", 1);
+                const IdFile old = {path, 'o', 0, false};
+                waitpid(start_rank_0(&old), NULL, 0);
+            }
+            const IdFile f = {path, (char)('a' + late), late ? 0.3 : 0, true};
+            pid_t rank_0 = start_rank_0(&f);
+            if (!late) { usleep(200000); }
+            assert_id(&f, f.id);
+            assert_id(&f, f.id);  // a rank that comes later
+            assert_int_equal(stat(path, &info), 0);
+            assert_int_equal(info.st_mode & 07777, 0600);
+            assert_int_not_equal(access(part, F_OK), 0);
+            kill(rank_0, SIGKILL);
+            waitpid(rank_0, NULL, 0);
+            unlink(path);
         }
-        TestRank self = {0, 3, "job", folder, NULL, 20, 0};
-        assert_rendezvous(self, late);
-        assert_empty_folder(folder);
     }
 }
 
-static void test_file_keeps_jobs_apart(void **state) {
+static void test_id_file_refusals(void **state) {
     (void)state;
-    const char *folder = new_folder("jobs");
-    TestRank one = {1, 2, "one", folder, NULL, 20, 0}, other = {0, 2, "other", folder, NULL, 0.3, 0};
-    pid_t waiting = start(&one);
-    assert_stops(1, "job 'other', rank 0 of 2: rank 1 did not connect", run_rendezvous, &other);
-    one.rank = 0;
-    run_rendezvous(&one);
-    int status;
-    waitpid(waiting, &status, 0);
-    assert_int_equal(status, 0);
-    assert_empty_folder(folder);
-}
-
-static void test_file_timeout(void **state) {
-    (void)state;
-    TestRank self = {2, 4, "job", new_folder("alone"), NULL, 0.2, 0};
-    assert_stops(1, "job 'job', rank 2 of 4: rank 0 did not connect", run_rendezvous, &self);
-    self.rank = 0;
-    assert_stops(1, "ranks 1, 2, 3 did not connect", run_rendezvous, &self);  // rank 2 sent a request and ended
-    TestRank nowhere = {1, 2, "job", "/nonexistent/folder", NULL, 0.2, 0};
-    assert_stops(2, "could not be written (No such file", run_rendezvous, &nowhere);
-}
-
-static void test_tcp(void **state) {
-    (void)state;
-    needs_libcrypto();
-    for (int size = 1; size <= 4; size++) {
-        TestRank self = {0, size, "job", NULL, free_address(), 20, 0};
-        assert_rendezvous(self, true);
-        assert_rendezvous(self, false);
+    char path[PATH_LENGTH];
+    snprintf(path, sizeof path, "%s", temp_path("nccl_id"));
+    comm_timeout = 0.2;
+    assert_stops(1, "rank 1 of 2: rank 0 has not written ", wait_for_id, path);
+    const IdFile old = {path, 'o', 0, false};
+    waitpid(start_rank_0(&old), NULL, 0);
+    assert_stops(1, "for 0.2 s; are all ranks running, with the same -pf?", wait_for_id, path);  // left by a killed run
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_stops(2, "is no private file of this rank's user (mode 0600): give -pf", wait_for_id, path);
+    if (geteuid() == 0) {
+        assert_int_equal(chmod(path, 0600), 0);
+        assert_int_equal(chown(path, 1, 1), 0);
+        assert_stops(2, "is no private file of this rank's user", wait_for_id, path);
     }
+    comm_timeout = 600;
+    assert_stops(2, "could not be written (No such file or directory): give -pf", write_id, (char *)"/nonexistent/id");
 }
 
-static void test_tcp_refusals(void **state) {
+static void test_id_file_path(void **state) {
     (void)state;
-    needs_libcrypto();
-    TestRank self = {0, 3, "job", NULL, free_address(), 0.2, 0};
-    assert_stops(1, "ranks 1, 2 did not connect", run_rendezvous, &self);
-    self.rank = 1;
-    assert_stops(1, "rank 1 of 3: rank 0 did not connect", run_rendezvous, &self);
-    const char *const nowhere[] = {"", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http"};
-    for (int i = 0; i < 5; i++) {
-        self.server = nowhere[i];
-        assert_stops(2, "as the address of rank 0, expected HOST:PORT", run_rendezvous, &self);
-    }
-    const char *const bare[] = {"fe80::2", "::1", "fe80::2:29500", "fe80::2]:29500"};
-    for (int i = 0; i < 4; i++) {
-        self.server = bare[i];
-        assert_stops(2, "an IPv6 address takes brackets: [fe80::2] or [fe80::2]:12345", run_rendezvous, &self);
-    }
-}
-
-// addresses are tried in turn: no process listens at the first
-static void test_tcp_next_address(void **state) {
-    (void)state;
-    needs_libcrypto();
-    char closed[32];
-    snprintf(closed, sizeof closed, "%s", free_address());
-    struct addrinfo *first = address_resolve(closed);
-    TestRank self = {0, 2, "job", NULL, free_address(), 20, 0};
-    pid_t host = start(&self);
-    struct addrinfo *second = address_resolve(self.server);
-    Rendezvous rendezvous = {1, 2, "job", 20, NULL, 0, &secret, "--secret-file"};
-    int peer = -1, status;
-    for (double end = now_seconds() + 10; peer < 0 && now_seconds() < end; rendezvous_pause()) {
-        assert_int_equal(handshake_try_any(&rendezvous, first, HANDSHAKE_SECONDS, end, &peer), HANDSHAKE_NONE);
-        first->ai_next = second;
-        handshake_try_any(&rendezvous, first, HANDSHAKE_SECONDS, end, &peer);
-        first->ai_next = NULL;
-    }
-    assert_true(peer >= 0);
-    close(peer);
-    waitpid(host, &status, 0);
-    assert_int_equal(status, 0);
-    freeaddrinfo(first);
-    freeaddrinfo(second);
-}
-
-// one socket listens on IPv4 and IPv6
-static void test_tcp_families(void **state) {
-    (void)state;
-    char host[256];
-    assert_int_equal(address_parse(host, "10.0.1.220"), 12345);
-    assert_string_equal(host, "10.0.1.220");
-    assert_int_equal(address_parse(host, "[fe80::2]"), 12345);
-    assert_string_equal(host, "fe80::2");
-    assert_int_equal(address_parse(host, "[::1]:29500"), 29500);
-    assert_string_equal(host, "::1");
-    struct sockaddr_in6 own;
-    memset(&own, 0, sizeof own);
-    own.sin6_family = AF_INET6;
-    own.sin6_addr = in6addr_loopback;
-    int port, listener = socket_listen_any_port(&port), probe = socket(AF_INET6, SOCK_STREAM, 0);
-    bool has_six = probe >= 0 && bind(probe, (struct sockaddr *)&own, sizeof own) == 0;
-    const char *const servers[] = {"127.0.0.1", "[::1]"};
-    for (int i = 0; i < 1 + has_six; i++) {
-        char server[32];
-        snprintf(server, sizeof server, "%s:%d", servers[i], port);
-        struct addrinfo *address = address_resolve(server);
-        int peer = socket_connect(address, now_seconds() + 5);
-        assert_true(peer >= 0);
-        close(peer);
-        freeaddrinfo(address);
-    }
-    if (probe >= 0) { close(probe); }
-    close(listener);
-}
-
-// A host that does not answer, as behind a firewall, delays a rank no longer than its timeout. Here the listener's
-// queue is full, so the kernel drops new connections.
-static void test_tcp_no_answer(void **state) {
-    (void)state;
-    TestRank self = {1, 2, "job", NULL, free_address(), 0.5, 0};
-    struct addrinfo *address = address_resolve(self.server);
-    int listener = socket(AF_INET, SOCK_STREAM, 0), clients[4];
-    assert_int_equal(bind(listener, address->ai_addr, address->ai_addrlen), 0);
-    assert_int_equal(listen(listener, 0), 0);
-    // the first connection fits the queue; the other attempts run into their deadline
-    for (int i = 0; i < 4; i++) { clients[i] = socket_connect(address, now_seconds() + (i == 0 ? 20 : 0.1)); }
-    assert_true(clients[0] >= 0);
-    assert_int_equal(clients[3], -1);
-    double start = now_seconds();
-    assert_stops(1, "rank 1 of 2: rank 0 did not connect", run_rendezvous, &self);
-    assert_true(now_seconds() - start < 60);  // connect alone takes two minutes
-    for (int i = 0; i < 4; i++) {
-        if (clients[i] >= 0) { close(clients[i]); }
-    }
-    close(listener);
-    freeaddrinfo(address);
-}
-
-static void test_job_name(void **state) {
-    (void)state;
-    char name[64];
+    char path[PATH_LENGTH];
     unsetenv("SLURM_JOB_ID");
-    unsetenv("SLURM_STEP_ID");
-    unsetenv("SLURM_STEPID");
-    rendezvous_job(name, sizeof name);
-    assert_string_equal(name, "train_gpt2");
+    id_file_path(path, "/shared");
+    assert_string_equal(path, "/shared/nccl_id");
     setenv("SLURM_JOB_ID", "42", 1);
-    rendezvous_job(name, sizeof name);
-    assert_string_equal(name, "42");
-    setenv("SLURM_STEPID", "7", 1);
-    rendezvous_job(name, sizeof name);
-    assert_string_equal(name, "42.7");
-    setenv("SLURM_STEP_ID", "3", 1);
-    rendezvous_job(name, sizeof name);
-    assert_string_equal(name, "42.3");
+    id_file_path(path, "/shared");
+    assert_string_equal(path, "/shared/nccl_id_42");
     unsetenv("SLURM_JOB_ID");
-    unsetenv("SLURM_STEP_ID");
-    unsetenv("SLURM_STEPID");
-}
-
-// ---- TCP connections, one process per rank
-
-typedef struct {
-    int rank, size;
-    const char *server, *folder;  // one of the two
-    const char *fault;            // "": none, "leaves", "hangs"
-    int culprit;
-} WireRank;
-
-static Wire *new_wire(const WireRank *g) {
-    char answer[sizeof payload_text] = "";
-    if (g->rank == 0) { memcpy(answer, payload_text, sizeof answer); }
-    Rendezvous rendezvous = {g->rank, g->size, "job", 20, answer, sizeof answer, &secret, "--secret-file"};
-    Wire *w = g->folder ? wire_by_file(&rendezvous, g->folder) : wire_by_tcp(&rendezvous, g->server);
-    if (memcmp(answer, payload_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
-    return w;
-}
-
-static void use_wire(void *self) {
-    const WireRank *g = (const WireRank *)self;
-    Wire *w = new_wire(g);
-    for (int best = 0; best < g->size; best++) {
-        bool mine = best == g->rank;
-        long long most = wire_max(mine ? LLONG_MAX - best : LLONG_MIN + g->rank, w);
-        if (most != LLONG_MAX - best) { run_error("rank %d received %lld", g->rank, most); }
-        most = wire_max(mine ? -1 : -2 - g->rank, w);
-        if (most != -1) { run_error("rank %d received %lld", g->rank, most); }
-    }
-    wire_check(w);  // every rank is connected: each is at the next wire_max or before
-    wire_max(0, w);
-    if (strcmp(g->fault, "hangs") == 0) { w->timeout = 2; }  // from here on only the culprit is slow
-    if (g->rank == g->culprit && strcmp(g->fault, "leaves") == 0) { _exit(0); }
-    if (g->rank == g->culprit && strcmp(g->fault, "hangs") == 0) { sleep(60); }
-    for (int i = 0; *g->fault && i < 2; i++) { wire_max(0, w); }
-    wire_close(w);
-}
-
-// starts every rank except `self`, the caller
-static void start_wires(pid_t *children, WireRank like, int self) {
-    for (int rank = 0; rank < like.size; rank++) {
-        like.rank = rank;
-        fflush(NULL);
-        children[rank] = rank == self ? 0 : fork();
-        if (rank == self || children[rank] > 0) { continue; }
-        if (!freopen("/dev/null", "w", stderr)) { _exit(9); }  // only the caller's error is checked
-        use_wire(&like);
-        _exit(0);
-    }
-}
-
-static void test_wire(void **state) {
-    (void)state;
-    needs_libcrypto();
-    for (int i = 0; i < 6; i++) {
-        int size = 2 + i / 2;
-        const char *folder = i % 2 ? new_folder("wire") : NULL;
-        WireRank self = {0, size, free_address(), folder, "", 0};
-        pid_t children[4];
-        start_wires(children, self, -1);
-        for (int rank = 0; rank < size; rank++) {
-            int status;
-            waitpid(children[rank], &status, 0);
-            if (status != 0) { fail_msg("rank %d of %d ended with wait status %d", rank, size, status); }
-        }
-        if (folder) { assert_empty_folder(folder); }
-    }
-}
-
-// the error of rank `self` of three if the culprit has this fault
-static void assert_wire_says(const char *sentence, int self, const char *fault, int culprit) {
-    WireRank rank_self = {self, 3, free_address(), NULL, fault, culprit};
-    pid_t children[3];
-    start_wires(children, rank_self, self);
-    assert_stops(1, sentence, use_wire, &rank_self);
-    for (int rank = 0; rank < 3; rank++) {
-        if (rank == self) { continue; }
-        kill(children[rank], SIGKILL);
-        waitpid(children[rank], NULL, 0);
-    }
-}
-
-static void test_wire_faults(void **state) {
-    (void)state;
-    needs_libcrypto();
-    assert_wire_says("rank 2 has ended: see the last message of that rank", 0, "leaves", 2);
-    assert_wire_says("rank 0 has ended: see the last message of that rank", 1, "leaves", 0);
-    assert_wire_says("rank 1 has not answered for 2 s; if nothing hangs there", 0, "hangs", 1);
-    assert_wire_says("rank 0 has ended: see the last message of that rank", 1, "hangs", 2);  // rank 0 names rank 2
-}
-
-static void check_lost_wire(void *wire) { wire_check((const Wire *)wire); }
-
-static void test_wire_check(void **state) {
-    (void)state;
-    int ends[2], *peers = (int *)xcalloc(2, sizeof *peers);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    peers[0] = peers[1] = ends[0];
-    Wire *w = wire_open(0, 2, 1, peers);
-    wire_check(w);
-    wire_send(ends[1], 0, 42);
-    wire_check(w);
-    long long value = 0;
-    AwakeClock clock = {0, 0};
-    assert_true(wire_receive(ends[0], 1, &value, &clock, 0));
-    assert_int_equal(value, 42);  // wire_check received nothing
-    assert_false(wire_receive(ends[0], 1, &value, &clock, 0));
-    close(ends[1]);
-    assert_stops(1, "rank 1 has ended", check_lost_wire, w);
-    wire_close(w);
-}
-
-static void note_signal(int number) { (void)number; }
-
-static void receive_from_lost(void *wire) {
-    long long value;
-    AwakeClock clock = {0, 0};
-    errno = EINTR;  // as after a signal
-    wire_receive(((const Wire *)wire)->peers[1], 1, &value, &clock, 20);
-}
-
-// A caught signal does not end a wait: a run that receives SIGTERM still waits for the other ranks. The signal's errno
-// does not hide a closed connection.
-static void test_wire_signal(void **state) {
-    (void)state;
-    int ends[2], *peers = (int *)xcalloc(2, sizeof *peers);
-    long long value = 0;
-    struct sigaction action, before;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, &before);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    peers[0] = peers[1] = ends[0];
-    Wire *w = wire_open(0, 2, 1, peers);
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        for (int i = 0; i < 5; i++) {
-            usleep(20000);
-            kill(getppid(), SIGUSR1);
-        }
-        wire_send(ends[1], 0, 42);
-        _exit(0);
-    }
-    close(ends[1]);
-    AwakeClock clock = {0, 0};
-    assert_true(wire_receive(ends[0], 1, &value, &clock, 20));
-    assert_int_equal(value, 42);
-    waitpid(child, NULL, 0);
-    assert_stops(1, "rank 1 has ended", receive_from_lost, w);
-    wire_close(w);
-    sigaction(SIGUSR1, &before, NULL);
-}
-
-// A process that is stopped for longer than the timeout receives a value that comes after it goes on.
-static void test_wire_stopped(void **state) {
-    (void)state;
-    enum { TIMEOUT = 3 };
-    int ends[2], status;
-    long long value = 0;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        AwakeClock clock = {0, 0};
-        _exit(wire_receive(ends[0], 1, &value, &clock, TIMEOUT) && value == 42 ? 0 : 1);
-    }
-    usleep(300000);
-    kill(child, SIGSTOP);
-    sleep(TIMEOUT + 1);
-    kill(child, SIGCONT);
-    usleep(300000);
-    wire_send(ends[1], 0, 42);
-    waitpid(child, &status, 0);
-    assert_int_equal(status, 0);
-    close(ends[0]);
-    close(ends[1]);
 }
 
 static void test_awake_clock(void **state) {
@@ -1011,12 +687,12 @@ static int run_fault(const char *fault, int culprit) {
     printf("process %d\n", (int)getpid());
     fflush(stdout);
     comm_barrier(world);
-    world->timeout = 60;
+    comm_timeout = 60;
     if (strcmp(fault, "all-refuse") == 0) { input_error("data/none.bin: no such file"); }
     int t = world->size % 2 == 0 ? 2 : 1;
     Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, world->rank);
     for (int i = 0; i < 40; i++) {
-        if (i == 20 && waits) { tp->timeout = dp->timeout = world->timeout = 1; }  // only the culprit is slow now
+        if (i == 20 && waits) { comm_timeout = 1; }  // only the culprit is slow now
         if (i == 20 && world->rank == culprit) { commit(fault, world); }
         step(tp, dp);
     }
@@ -1038,28 +714,11 @@ int main(int argc, char **argv) {
     if (argc == 2) { return strcmp(argv[1], "backends") == 0 ? say_backends() : run_ranks(); }
     if (argc == 3) { return run_fault(argv[1], atoi(argv[2])); }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_single),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_ignores_what_is_left),
-        cmocka_unit_test(test_file_keeps_jobs_apart),
-        cmocka_unit_test(test_file_timeout),
-        cmocka_unit_test(test_tcp),
-        cmocka_unit_test(test_tcp_refusals),
-        cmocka_unit_test(test_tcp_next_address),
-        cmocka_unit_test(test_tcp_families),
-        cmocka_unit_test(test_tcp_no_answer),
-        cmocka_unit_test(test_job_name),
-        cmocka_unit_test(test_wire),
-        cmocka_unit_test(test_wire_faults),
-        cmocka_unit_test(test_wire_check),
-        cmocka_unit_test(test_wire_signal),
-        cmocka_unit_test(test_wire_stopped),
-        cmocka_unit_test(test_awake_clock),
-        cmocka_unit_test(test_watch),
-        cmocka_unit_test(test_watch_stops),
+        cmocka_unit_test(test_chunks),       cmocka_unit_test(test_single),
+        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_open),
+        cmocka_unit_test(test_id_file),      cmocka_unit_test(test_id_file_refusals),
+        cmocka_unit_test(test_id_file_path), cmocka_unit_test(test_awake_clock),
+        cmocka_unit_test(test_watch),        cmocka_unit_test(test_watch_stops),
         cmocka_unit_test(test_same_gpu),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);

@@ -106,11 +106,14 @@ for name in "${names[@]}"; do
     )"
 done
 
-report "the multi-node scripts' arguments: a bare address for tcp, a folder for fs" "$(
+report "the multi-node scripts' arguments: a folder for fs; tcp is refused" "$(
     eval "line=(${flags[gpt2_124M]} -d 2097152 -pn 16 -pr 0 -pg 8)"
-    run 0 "${line[@]}" -ps 10.0.1.220 -pi "tcp" --plan
-    says "^each of 16 ranks holds this"
     run 0 "${line[@]}" -pf . -pi "fs" --plan
+    says "^each of 16 ranks holds this"
+    run 2 "${line[@]}" -pi "tcp" --plan
+    says "-pi takes mpi or fs; found 'tcp'"
+    run 2 "${line[@]}" -ps 10.0.1.220 -pi "tcp" --plan
+    says "-ps was removed: start the ranks with mpirun"
 )"
 report "every value that llm.c takes" "$(
     for words in "-ge 0" "-ge 2" "-w 0" "-w 1" "-f 0" "-z 2" "-z 3" "-r 1" "-r 2" "-a 1" "-d -1" "-x -1" "-m -1" \

@@ -188,15 +188,12 @@ report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that n
     has "-arch=sm_80"
     lacks sm_90
 )"
-report "train_gpt2cu: NO_USE_MPI, NO_MULTI_GPU and NO_LIBCRYPTO leave out MPI, NCCL and libcrypto" "$(
+report "train_gpt2cu: NO_USE_MPI and NO_MULTI_GPU leave out MPI and NCCL" "$(
     sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
     made 0 "" USE_CUDNN=1
     has -DHAVE_NCCL
     has -DHAVE_MPI
-    ! echo '#include <openssl/hmac.h>' | cc -E -x c - >/dev/null 2>&1 || has -DHAVE_LIBCRYPTO
-    made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1 NO_LIBCRYPTO=1
-    lacks -DHAVE_LIBCRYPTO
-    lacks -lcrypto
+    made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1
     has "train_gpt2.cu -o train_gpt2cu"
     lacks -DHAVE_MPI
     lacks -DHAVE_NCCL

@@ -10,7 +10,7 @@ Without a GPU the tests are skipped.
 #include "llmc/common/device.cuh"
 #include <limits.h>
 
-static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "test", 60};
+static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
 
 // every collective on integers, which all types sum exactly
 static int check_ranks(void) {
@@ -60,7 +60,7 @@ struct Bench {
     Bench() {
         cuda_exec_open(&exec, NULL, 0);
         cuda_exec_open(&other, NULL, 0);
-        world = comm_nccl_open(nccl_unique_id(), 0, 1, 0, NULL, NULL, 60);
+        world = comm_nccl_open(nccl_unique_id(), 0, 1, 0, NULL, NULL);
         in = static_cast<float *>(cuda_allocate(sizeof input));
         out = static_cast<float *>(cuda_allocate(sizeof input));
         fill(0);

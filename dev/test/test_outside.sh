@@ -117,11 +117,11 @@ report "token shards and an exported file" "$(
 
 # ---- paths in files
 
-report "the output folder and the secret file in config.json are not used" "$(
+report "the output folder and the folder of the ranks in config.json are not used" "$(
     victim
     rm -rf run
     trains "${tiny[@]}" -o run -n 1 -x 1
-    sed -i 's|"output":.*|"output": "victim",|; s|"secret-file":.*|"secret-file": "victim/file",|' run/config.json
+    sed -i 's|"output":.*|"output": "victim",|; s|"shared-folder":.*|"shared-folder": "victim/file",|' run/config.json
     [ "$(grep -c '"victim.*",$' run/config.json)" -eq 2 ] || echo "config.json was not changed: nothing was tested"
     trains -o run -y 1 -x 2
     unharmed

@@ -123,7 +123,6 @@ if [ -f "$package" ]; then
         depends=$(dpkg-deb -f "$package" Depends)
         libraries="libc6 libcjson1 lib(gomp1|omp5)"  # gcc's OpenMP, or clang's
         [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
-        [[ $("$trainer" --version) != *OpenSSL* ]] || libraries+=" libssl"
         for library in $libraries; do [[ $depends =~ $library ]] || echo "$library is missing in $depends"; done
     )"
     report "the same program gives the same package" "$(

@@ -26,6 +26,8 @@ dev/test/test_processes.sh runs these commands and the trainer.
 #ifndef TESTING
 #define TESTING
 #endif
+static double comm_timeout = 600;  // seconds; TEST_TIMEOUT in the environment sets another
+#define COMM_TIMEOUT comm_timeout
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../../train_gpt2.cu"
@@ -1077,6 +1079,8 @@ static void test_layer_gathers(void **state) {
 }
 
 int main(int argc, char **argv) {
+    const char *timeout = getenv("TEST_TIMEOUT");
+    if (timeout) { comm_timeout = atof(timeout); }
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
     if (argc > 2 && strcmp(argv[1], "replicas") == 0) { return run_replicas(atoi(argv[2]), argc - 2, argv + 2); }

@@ -436,12 +436,14 @@ two_checkpoints() { [ "$(find "$1" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null |
 
 # strike SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP in the folder struck, and sends the
 # signal to RANK. KEEP 0: while the run writes a checkpoint; no checkpoint is deleted, because a deletion uses a
-# step_*.tmp too. The run must end with STATUS within a minute, half of --comm-timeout, and leave no process.
+# step_*.tmp too. The run must end with STATUS within a minute, a tenth of the timeout of a silent rank, and leave no
+# process. TEST_TIMEOUT: another timeout, which only test_processes knows.
 strike() {
-    local job status=0 ranks victim
+    local job status=0 ranks victim command=("$trainer")
+    [ -z "${TEST_TIMEOUT:-}" ] || command=("$program" train)
     rm -rf struck
-    timeout -k 5 300 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
-        --comm-timeout 120 "${@:5}" >"$out" 2>&1 </dev/null &
+    timeout -k 5 300 "${mpi[@]}" -np 3 "${command[@]}" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
+        "${@:5}" >"$out" 2>&1 </dev/null &
     job=$!
     until two_checkpoints struck || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # children of mpirun, the child of timeout
@@ -480,9 +482,9 @@ for rank in 0 2; do
     )"
     report "the run resumes after rank $rank is killed in a save" "$(resumes)"
 done
-report "rank 0 hangs" "$(strike STOP 0 1 2 --comm-timeout 5 && names_silent_rank 0)"
+report "rank 0 hangs" "$(TEST_TIMEOUT=5 strike STOP 0 1 2 && names_silent_rank 0)"
 report "the run resumes after rank 0 hangs" "$(resumes)"
-report "rank 1 of -tp 3 hangs" "$(strike STOP 1 1 2 -tp 3 --comm-timeout 5 && names_silent_rank 1)"
+report "rank 1 of -tp 3 hangs" "$(TEST_TIMEOUT=5 strike STOP 1 1 2 -tp 3 && names_silent_rank 1)"
 report "the run resumes after rank 1 of -tp 3 hangs" "$(resumes)"
 report "a signal that mpirun passes on stops all ranks with a checkpoint" "$(
     timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o signalled \

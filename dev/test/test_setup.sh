@@ -31,7 +31,7 @@ report "gpu: make, the C and C++ compilers, cJSON and cmocka, and nothing with p
 )"
 report "build: what the program needs on a CPU" "$(
     found=$(installed build)
-    [ "$found" = "make gcc libc6-dev libcjson-dev libssl-dev" ] || echo "$found"
+    [ "$found" = "make gcc libc6-dev libcjson-dev" ] || echo "$found"
 )"
 report "refused: another purpose" "$(
     found=$(scripts/setup.sh gpus 2>&1)

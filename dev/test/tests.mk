@@ -20,25 +20,22 @@ build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel build/aarch64/test_gradients \
 	build/aarch64/test_tensor_parallel: precision = fp64
-build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_handshake build/%/test_processes \
-	build/%/test_processes_bf16 build/check/bf16 \
-	build/check/nccl build/cuda/test_nccl_bf16: comm = yes
+build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
+	build/check/bf16 build/check/nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCRATCH -Wno-unused-function
 
-# Ranks communicate without MPI. With -O3 operations are vectors, which qemu executes fastest; gcc 12 fails to compile
+# One rank, without MPI. With -O3 operations are vectors, which qemu executes fastest; gcc 12 fails to compile
 # test_adamw with -O3.
 build/aarch64/%: compiler = aarch64-linux-gnu-gcc -x c -std=gnu11
 build/aarch64/%: CFLAGS := -O1 -march=armv8-a
 $(addprefix build/aarch64/,train_gpt2 test_gpt2 test_gemm test_reference test_gradients): \
 	CFLAGS := -O3 -march=armv8-a -fno-schedule-insns
 build/aarch64/test_adamw: CFLAGS := -O2 -march=armv8-a
-build/aarch64/%: comm = yes
 build/aarch64/%: mpi =
-build/aarch64/%: crypto = yes
 
 # -O1 without -g compiles in a third of the time of -O3 -g. Programs that compute with the operations keep the trainer's
 # -O3. CFLAGS on the command line replaces all of these.
@@ -168,7 +165,7 @@ EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan
 	test_layouts_bf16)
 TESTS := $(addprefix build/test/,test_gpt2_bf16 test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
 # the readers of files, and the communicator
-SANITIZED := $(addprefix build/sanitize/,test_comm test_handshake test_safetensors test_tokenizer test_dataloader)
+SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
 
 MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
 	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
@@ -204,7 +201,7 @@ test: ## test: build and run the tests, 12 minutes on two cores; the last line i
 		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-faults: train_gpt2 ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
+test-faults: train_gpt2 build/test/test_processes ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
 	dev/test/faults.sh whole
 
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores

@@ -1,6 +1,7 @@
 /*
 Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
-defines: Range, Documents, no_documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes
+defines: Range, Documents, no_documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes,
+         broadcast_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -47,4 +48,9 @@ static inline uint64_t all_gather_bytes(size_t chunk, DType dtype, int ranks) {
 static inline uint64_t all_reduce_bytes(size_t count, DType dtype, int rank, int ranks) {
     size_t own = chunk_range(count, chunk_size(count, ranks), rank).count;
     return (count - own + (uint64_t)(ranks - 1) * own) * dtype_size(dtype);
+}
+
+// Bytes that a rank sends for one broadcast along a chain, in which the last rank sends nothing.
+static inline uint64_t broadcast_bytes(size_t count, DType dtype, int root, int rank, int ranks) {
+    return (rank + 1) % ranks == root ? 0 : count * dtype_size(dtype);
 }

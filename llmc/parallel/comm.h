@@ -4,10 +4,9 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   MPI      host memory, or device memory staged through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
-defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_name_missing, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
-         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock,
-         awake_seconds
+defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_all_reduce, comm_reduce_scatter, comm_all_gather,
+         comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max, comm_broadcast_host,
+         comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock, awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that
@@ -33,10 +32,10 @@ and wait  results of that work and overwrite its inputs. It runs beside work enq
           of a `capturable` backend; it must wait for every work it begins, and for no work begun outside.
           With MPI a collective is done when the call returns, and comm_wait does nothing.
 Failure   With MPI, a rank that stops with run_error or input_error ends all ranks, with one sentence that names the
-          rank. A rank that waits longer than `timeout` seconds names the ranks that do not answer and does the same.
-          The launcher reports a killed rank and ends the others. Without MPI each rank prints its own sentence: a rank
-          has ended, or does not answer. Timeouts are on an AwakeClock, since a scheduler that suspends a job stops all
-          of its ranks.
+          rank. A rank that waits longer than COMM_TIMEOUT names the ranks that do not answer and does the same. The
+          launcher reports a killed rank and ends the others. Without MPI each rank prints its own sentence, and the
+          launcher ends the rest. The timeout is on an AwakeClock, since a scheduler that suspends a job stops all of
+          its ranks.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -84,9 +83,8 @@ struct Comm {
     int rank, size;        // in this group
     int local_rank;        // among the world's ranks on this machine; chooses the GPU
     int gpu_ranks;         // of the world: ranks on this rank's GPU, which divide its memory
-    double timeout;        // seconds without an answer before the run ends
-    // Bytes this rank sent in the group's collectives; comm_max is not counted. A captured collective counts once, at
-    // its capture: graph launches change neither sent_bytes nor calls.
+    // Bytes this rank sends in the group's collectives, by the formulas of common/range.h; comm_max is not counted. A
+    // captured collective counts once, at its capture: graph launches change neither sent_bytes nor calls.
     uint64_t sent_bytes;
     CommWork calls;
     // For NCCL's errors: free device memory before its first allocation, and what it holds (0 before connect_groups).
@@ -95,19 +93,9 @@ struct Comm {
     struct NcclGroup *nccl;  // comm_nccl.cuh
 };
 
-#define COMM_TIMEOUT 600.0
-
-// The ranks with present[rank] false: "rank 3", "ranks 3, 5", with ", ..." after the eighth.
-static inline void comm_name_missing(char *text, size_t room, const bool *present, int size) {
-    int missing = 0, named = 0;
-    for (int rank = 0; rank < size; rank++) { missing += !present[rank]; }
-    int length = snprintf(text, room, "%s", missing > 1 ? "ranks" : "rank");
-    for (int rank = 0; rank < size && named < 8; rank++) {
-        if (present[rank]) { continue; }
-        length += snprintf(text + length, room - (size_t)length, "%s %d", named++ ? "," : "", rank);
-    }
-    if (missing > named) { snprintf(text + length, room - (size_t)length, ", ... (%d)", missing); }
-}
+#ifndef COMM_TIMEOUT
+#define COMM_TIMEOUT 600.0  // seconds without an answer before the run ends; tests set another
+#endif
 
 // ---- collectives
 
@@ -130,6 +118,7 @@ static inline CommWork comm_begin(Comm *comm, const char *call, const void *whol
 // buffer (count) = sum of all ranks' buffers
 static inline CommWork comm_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
     CommWork work = comm_begin(comm, "all_reduce", buffer, NULL, 0, dtype, true);
+    comm->sent_bytes += all_reduce_bytes(count, dtype, comm->rank, comm->size);
     comm->backend->all_reduce(buffer, count, dtype, comm, ex);
     return work;
 }
@@ -138,6 +127,7 @@ static inline CommWork comm_all_reduce(void *buffer, size_t count, DType dtype, 
 // other chunks of `in` are unchanged.
 static inline CommWork comm_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     CommWork work = comm_begin(comm, "reduce_scatter", in, out, chunk, dtype, true);
+    comm->sent_bytes += all_gather_bytes(chunk, dtype, comm->size);
     comm->backend->reduce_scatter(out, in, chunk, dtype, comm, ex);
     return work;
 }
@@ -145,6 +135,7 @@ static inline CommWork comm_reduce_scatter(void *out, const void *in, size_t chu
 // out (size, chunk) = all ranks' in (chunk). in is outside `out`, or in place at out + rank * chunk.
 static inline CommWork comm_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     CommWork work = comm_begin(comm, "all_gather", out, in, chunk, dtype, false);
+    comm->sent_bytes += all_gather_bytes(chunk, dtype, comm->size);
     comm->backend->all_gather(out, in, chunk, dtype, comm, ex);
     return work;
 }
@@ -153,6 +144,7 @@ static inline CommWork comm_all_gather(void *out, const void *in, size_t chunk, 
 static inline CommWork comm_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
     CommWork work = comm_begin(comm, "broadcast", buffer, NULL, 0, dtype, false);
     if (root < 0 || root >= comm->size) { run_error("broadcast from rank %d of %d: a bug", root, comm->size); }
+    comm->sent_bytes += broadcast_bytes(count, dtype, root, comm->rank, comm->size);
     comm->backend->broadcast(buffer, count, dtype, root, comm, ex);
     return work;
 }
@@ -206,7 +198,6 @@ static inline Comm *comm_new(const CommBackend *backend, const Device *device) {
     comm->device = device;
     comm->size = 1;
     comm->gpu_ranks = 1;
-    comm->timeout = COMM_TIMEOUT;
     return comm;
 }
 

@@ -1,24 +1,23 @@
 /*
-The communicator over MPI: on host memory, and on device memory staged through host buffers, one piece at a time.
+The communicator over MPI: on host memory, and on device memory staged through a host buffer, one piece at a time.
 defines: comm_mpi_open, comm_mpi_for_device, mpi_started, mpi_answer_pings, mpi_timeout
-  reduce_scatter   each rank sends chunk p to rank p and sums the chunks it receives in fp32, in the order of ranks
-  all_gather       each rank sends its chunk to every other rank
-  all_reduce       reduce_scatter and all_gather, piece by piece, in place
-  broadcast        a binomial tree
-reduce_scatter and all_gather send (size - 1) / size of the buffer, as a ring does, in one step instead of size - 1.
-all_reduce is both, so it sends twice as much. A piece is at most COMM_PIECE_BYTES, so buffers do not grow with a call,
-and counts stay below the 2^31 of MPI's int.
+  reduce_scatter   MPI_Ialltoallv brings each rank its chunk from every rank; the rank sums in fp32, in rank order
+  all_gather       MPI_Iallgatherv
+  all_reduce       the two, piece by piece, in place
+  broadcast        MPI_Ibcast
+A piece is at most COMM_PIECE_BYTES, so the buffers do not grow with a call.
 
-Waiting   No call blocks inside MPI. MPI_Testsome is polled beside a clock, at first yielding the core, later sleeping,
+Waiting   No call blocks inside MPI. MPI_Test is polled beside a clock, at first yielding the core, later sleeping,
           because there may be more ranks than cores. Start mpirun with `--bind-to none`, or all threads of a rank run
           on one core.
-Timeout   A rank that waits for `timeout` seconds pings all others. Ranks that wait too answer, so the error names only
-          ranks that hang, and no ranks that wait for them.
+Timeout   A rank that waits for COMM_TIMEOUT pings all others. Ranks that wait too answer, so the error names only ranks
+          that hang, and no ranks that wait for them.
 Errors    Several ranks may find the same error. One rank of each machine claims a flag in shared memory and reports it,
           later machines after a delay, and MPI_Abort ends all ranks: one sentence is printed.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
+#include <limits.h>
 #include <sched.h>
 #include <unistd.h>
 #define OMPI_SKIP_MPICXX 1
@@ -30,9 +29,8 @@ enum { TAG_PING, TAG_PONG };
 
 // state of the process, shared by its groups
 typedef struct {
-    MPI_Comm control;  // a copy of the world, for pings
-    int rank, size;    // of the world
-    int first_here;    // lowest rank on this machine
+    MPI_Comm control;            // a copy of the world, for pings
+    int rank, size, local_rank;  // of the world
     MPI_Win window;
     int *reported;  // shared by the ranks of this machine: 1 once one of them reports an error
     bool reports;   // true on the rank that reports the error
@@ -44,11 +42,8 @@ struct MpiGroup {
     bool is_world, owns_buffers;  // closing the group ends MPI; frees the buffers
     char *received;               // COMM_PIECE_BYTES of host memory
     char *staged;                 // COMM_PIECE_BYTES to stage device memory; NULL for host memory
-    // pending messages, at most one to and one from each rank
-    int num_requests;
-    MPI_Request *requests;
-    int *finished;
-    int tag;
+    // size: elements of each rank's part of a piece, and its offset; received[r]: of the part that came from rank r
+    int *counts, *offsets, *received_counts, *received_offsets;
 };
 
 static inline void mpi_check(int error, const char *call) {
@@ -93,21 +88,16 @@ static inline void mpi_sleep(const MpiJob *job, double seconds) {
     for (double end = now_seconds() + seconds; now_seconds() < end; sleep_seconds(1e-3)) { mpi_answer_pings(job); }
 }
 
-// Pings every other rank and fills answered[rank]. Returns the number of ranks without an answer.
-static inline int mpi_ping_all(const MpiJob *job, bool *answered) {
-    int silent = job->size - 1;
+// Pings every other rank and fills answered[rank].
+static inline void mpi_ping_all(const MpiJob *job, bool *answered) {
     memset(answered, 0, (size_t)job->size * sizeof *answered);
-    answered[job->rank] = true;
     for (int rank = 0; rank < job->size; rank++) {
         if (rank != job->rank) { mpi_send_empty(job, TAG_PING, rank); }
     }
-    for (double end = now_seconds() + PONG_SECONDS; silent > 0 && now_seconds() < end; mpi_sleep(job, 1e-3)) {
-        for (int rank; (rank = mpi_probe_receive(job, TAG_PONG)) >= 0;) {
-            silent -= !answered[rank];
-            answered[rank] = true;
-        }
+    answered[job->rank] = true;
+    for (double end = now_seconds() + PONG_SECONDS; now_seconds() < end; mpi_sleep(job, 1e-3)) {
+        for (int rank; (rank = mpi_probe_receive(job, TAG_PONG)) >= 0;) { answered[rank] = true; }
     }
-    return silent;
 }
 
 // ---- errors
@@ -124,8 +114,9 @@ static inline void mpi_claim_report(MpiJob *job, int status) {
 // StopHook: prints `sentence` once and ends all ranks with this exit status
 static inline void mpi_stop(void *of, int status, const char *sentence) {
     MpiJob *job = (MpiJob *)of;
+    int first_here = job->rank - job->local_rank;
     mpi_claim_report(job, status);
-    mpi_sleep(job, job->first_here < 100 ? 0.02 * job->first_here : 2.0);  // an earlier machine ends this one
+    mpi_sleep(job, first_here < 100 ? 0.02 * first_here : 2.0);  // an earlier machine ends this one
     if (job->size > 1) {
         fprintf(stderr, "train_gpt2: rank %d: %s\n", job->rank, sentence);
     } else {
@@ -135,85 +126,51 @@ static inline void mpi_stop(void *of, int status, const char *sentence) {
     _exit(status);
 }
 
+// The ranks with present[rank] false: "rank 3", "ranks 3, 5", with ", ..." after the eighth. Returns their number.
+static inline int mpi_name_missing(char *text, size_t room, const bool *present, int size) {
+    int missing = 0, named = 0;
+    for (int rank = 0; rank < size; rank++) { missing += !present[rank]; }
+    int length = snprintf(text, room, "%s", missing > 1 ? "ranks" : "rank");
+    for (int rank = 0; rank < size && named < 8; rank++) {
+        if (present[rank]) { continue; }
+        length += snprintf(text + length, room - (size_t)length, "%s %d", named++ ? "," : "", rank);
+    }
+    if (missing > named) { snprintf(text + length, room - (size_t)length, ", ... (%d)", missing); }
+    return missing;
+}
+
 // Stops all ranks after a timeout in `call` and names the ranks that hang.
 static inline void mpi_timeout(Comm *comm, const char *call) {
     MpiJob *job = comm->mpi->job;
     char who[128];
     bool *answered = (bool *)xmalloc((size_t)job->size * sizeof *answered);
     mpi_claim_report(job, EXIT_RUN_FAILED);
-    int silent = mpi_ping_all(job, answered);
+    mpi_ping_all(job, answered);
+    int silent = mpi_name_missing(who, sizeof who, answered, job->size);
     if (silent == 0) {
-        run_error("%s has waited %g s, yet every rank answers now: one rank was busy that long (give a longer "
-                  "--comm-timeout), a link is faulty, or the ranks make different calls, a bug",
-                  call, comm->timeout);
+        run_error("%s has waited %g s, yet every rank answers now: one rank was busy that long, a link is faulty, or "
+                  "the ranks make different calls, a bug",
+                  call, COMM_TIMEOUT);
     }
-    comm_name_missing(who, sizeof who, answered, job->size);
-    run_error("%s ha%s not answered for %g s (in %s); if nothing hangs there, give a longer --comm-timeout", who,
-              silent > 1 ? "ve" : "s", comm->timeout, call);
+    run_error("%s ha%s not answered for %g s (in %s): check the machine, then resume with -y 1", who,
+              silent > 1 ? "ve" : "s", COMM_TIMEOUT, call);
 }
 
-// ---- messages
-
-static inline void mpi_send(const void *from, size_t bytes, int to, Comm *comm) {
-    struct MpiGroup *g = comm->mpi;
-    if (bytes == 0 || to == comm->rank) { return; }
-    CHECK_MPI(MPI_Isend(from, (int)bytes, MPI_BYTE, to, g->tag, g->ranks, &g->requests[g->num_requests++]));
-    comm->sent_bytes += bytes;
-}
-
-static inline void mpi_receive(void *to, size_t bytes, int from, Comm *comm) {
-    struct MpiGroup *g = comm->mpi;
-    if (bytes == 0 || from == comm->rank) { return; }
-    CHECK_MPI(MPI_Irecv(to, (int)bytes, MPI_BYTE, from, g->tag, g->ranks, &g->requests[g->num_requests++]));
-}
-
-// Pause between two polls after `waited` seconds without progress: first yield the core to another rank, later sleep.
-static inline void mpi_poll_pause(const MpiJob *job, double waited) {
-    if (waited < 2e-3) {
-        sched_yield();
-    } else {
-        mpi_answer_pings(job);
-        sleep_seconds(1e-4);
-    }
-}
-
-// Waits for all pending messages of the group. Each completed message restarts the timeout.
-static inline void mpi_wait(Comm *comm, const char *call) {
-    struct MpiGroup *g = comm->mpi;
+// The one wait of all collectives.
+static inline void mpi_wait(MPI_Request *request, const char *call, Comm *comm) {
     AwakeClock clock = {0, 0};
-    double answered = 0;
-    for (int left = g->num_requests; left > 0;) {
-        int done = 0;
-        CHECK_MPI(MPI_Testsome(g->num_requests, g->requests, &done, g->finished, MPI_STATUSES_IGNORE));
-        double now = awake_seconds(&clock);
-        if (done > 0) {
-            left -= done;
-            answered = now;
-        } else if (now - answered > comm->timeout) {
-            mpi_timeout(comm, call);
+    for (int done = 0;;) {
+        CHECK_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) { return; }
+        double waited = awake_seconds(&clock);
+        if (waited > COMM_TIMEOUT) { mpi_timeout(comm, call); }
+        if (waited < 2e-3) {
+            sched_yield();  // to a rank that shares the core
         } else {
-            mpi_poll_pause(g->job, now - answered);
+            mpi_answer_pings(comm->mpi->job);
+            sleep_seconds(1e-4);
         }
     }
-    g->num_requests = 0;
-}
-
-// ---- staging of device memory; `slot` is an offset in the host buffers
-
-// host address of these bytes: of a copy in the staging buffer for device memory
-static inline const void *mpi_stage_in(const void *memory, size_t bytes, size_t slot, Comm *comm) {
-    if (!comm->mpi->staged) { return memory; }
-    if (bytes > 0) { comm->device->download(comm->mpi->staged + slot, memory, bytes); }
-    return comm->mpi->staged + slot;
-}
-
-// host address to receive into; mpi_stage_out then copies the bytes to `memory`
-static inline void *mpi_staging_buffer(void *memory, size_t slot, Comm *comm) {
-    return comm->mpi->staged ? comm->mpi->received + slot : (char *)memory;
-}
-
-static inline void mpi_stage_out(void *memory, const void *host, size_t bytes, Comm *comm) {
-    if (host != memory && bytes > 0) { comm->device->upload(memory, host, bytes); }
 }
 
 // ---- sums
@@ -240,10 +197,8 @@ static inline void sum_store(void *out, const float *sum, size_t count, DType dt
     }
 }
 
-// out (count) = x_0 + x_1 + ... in this order; x_r is row r of others (size, count), and `mine` for this rank. out may
-// be `mine`.
-static inline void sum_in_order(void *out, const void *mine, const void *others, size_t count, DType dtype,
-                                const Comm *comm) {
+// out (count) = x_0 + x_1 + ... in this order; x_r is row r of x (size, count)
+static inline void sum_in_order(void *out, const char *x, size_t count, DType dtype, int size) {
     size_t width = dtype_size(dtype);
     ptrdiff_t blocks = (ptrdiff_t)((count + COMM_SUM_BLOCK - 1) / COMM_SUM_BLOCK);
 #pragma omp parallel for schedule(static) if (blocks > 16)
@@ -253,142 +208,134 @@ static inline void sum_in_order(void *out, const void *mine, const void *others,
         float sum[COMM_SUM_BLOCK];
         // -0, because (-0) + x is x for every x, -0 included
         for (size_t i = 0; i < n; i++) { sum[i] = -0.0f; }
-        for (int rank = 0; rank < comm->size; rank++) {
-            const char *x =
-                rank == comm->rank ? (const char *)mine : (const char *)others + (size_t)rank * count * width;
-            sum_add(sum, x + begin * width, n, dtype);
-        }
+        for (int rank = 0; rank < size; rank++) { sum_add(sum, x + ((size_t)rank * count + begin) * width, n, dtype); }
         sum_store((char *)out + begin * width, sum, n, dtype);
     }
 }
 
-// ---- pieces: elements [at, at + piece) of every chunk
+// ---- pieces
 
-// one collective: `count` elements in chunks of `chunk`; the last chunks may be short or empty
+// A piece: `count` elements in parts of `part`, one for each rank; the last parts may be short or empty. In the caller's
+// buffer the parts begin `stride` elements apart.
 typedef struct {
-    const char *name;
-    size_t chunk, count;  // elements
-    size_t width;         // bytes per element
-    size_t piece;         // elements; one piece per rank fills a host buffer
+    size_t count, part, stride;
     DType dtype;
-} MpiCall;
+} MpiPiece;
 
-static inline MpiCall mpi_call(const char *name, int kind, size_t chunk, size_t count, DType dtype, Comm *comm) {
-    size_t width = dtype_size(dtype);
-    MpiCall call = {name, chunk, count, width, COMM_PIECE_BYTES / width / (size_t)comm->size, dtype};
-    comm->mpi->tag = (int)(comm->calls % 4096) * 8 + kind;  // differs from earlier calls and other collectives
-    return call;
+static inline MPI_Datatype mpi_type(DType dtype) {
+    return dtype == DT_F32 ? MPI_FLOAT : dtype == DT_BF16 ? MPI_UINT16_T : MPI_BYTE;
 }
 
-// bytes of the piece at `at` of the rank's chunk
-static inline size_t mpi_piece_bytes(const MpiCall *c, size_t at, int rank) {
-    size_t part = chunk_range(c->count, c->chunk, rank).count;
-    size_t left = part > at ? part - at : 0;
-    return (left < c->piece ? left : c->piece) * c->width;
-}
+static inline size_t mpi_part(const MpiPiece *p, int rank) { return chunk_range(p->count, p->part, rank).count; }
 
-// address of that piece
-static inline char *mpi_piece_of(const void *whole, const MpiCall *c, size_t at, int rank) {
-    return (char *)whole + ((size_t)rank * c->chunk + at) * c->width;
-}
-
-// reduce_scatter of one piece into out
-static inline void mpi_reduce_piece(char *out, const void *in, size_t at, const MpiCall *c, Comm *comm) {
+// Fills counts and offsets for parts `stride` elements apart.
+static inline void mpi_lay_out(const MpiPiece *p, size_t stride, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
-    size_t mine = mpi_piece_bytes(c, at, comm->rank), slot = c->piece * c->width;
-    const void *own = NULL;
-    for (int rank = 0; rank < comm->size; rank++) { mpi_receive(g->received + (size_t)rank * mine, mine, rank, comm); }
-    for (int rank = 0; rank < comm->size; rank++) {
-        size_t bytes = mpi_piece_bytes(c, at, rank);
-        const void *theirs = mpi_stage_in(mpi_piece_of(in, c, at, rank), bytes, (size_t)rank * slot, comm);
-        mpi_send(theirs, bytes, rank, comm);
-        if (rank == comm->rank) { own = theirs; }
+    if (stride > (size_t)INT_MAX / (size_t)comm->size) {
+        run_error("a collective of %zu elements is longer than MPI's int: start more ranks", stride);
     }
-    mpi_wait(comm, c->name);
-    void *sum = g->staged ? g->staged + (size_t)comm->rank * slot : out;
-    sum_in_order(sum, own, g->received, mine / c->width, c->dtype, comm);
-    mpi_stage_out(out, sum, mine, comm);
-}
-
-// all_gather of one piece; in: the piece of this rank's chunk
-static inline void mpi_gather_piece(void *out, const char *in, size_t at, const MpiCall *c, Comm *comm) {
-    size_t mine = mpi_piece_bytes(c, at, comm->rank), slot = c->piece * c->width;
-    const void *from = mpi_stage_in(in, mine, 0, comm);
     for (int rank = 0; rank < comm->size; rank++) {
-        void *to = mpi_staging_buffer(mpi_piece_of(out, c, at, rank), (size_t)rank * slot, comm);
-        mpi_receive(to, mpi_piece_bytes(c, at, rank), rank, comm);
-    }
-    for (int rank = 0; rank < comm->size; rank++) { mpi_send(from, mine, rank, comm); }
-    mpi_wait(comm, c->name);
-    for (int rank = 0; rank < comm->size; rank++) {
-        if (rank == comm->rank) { continue; }
-        char *to = mpi_piece_of(out, c, at, rank);
-        mpi_stage_out(to, mpi_staging_buffer(to, (size_t)rank * slot, comm), mpi_piece_bytes(c, at, rank), comm);
+        g->counts[rank] = (int)mpi_part(p, rank);
+        g->offsets[rank] = rank * (int)stride;
     }
 }
 
-// Binomial tree: rank root + k receives from root + k without its lowest bit, and sends to root + k + each lower bit.
-static inline void mpi_broadcast_piece(char *buffer, size_t bytes, int root, const MpiCall *c, Comm *comm) {
-    int size = comm->size, k = (comm->rank - root + size) % size, bit = 1;
-    const void *from;
-    while (bit < size && !(k & bit)) { bit *= 2; }
-    if (k == 0) {
-        from = mpi_stage_in(buffer, bytes, 0, comm);
-    } else {
-        void *to = mpi_staging_buffer(buffer, 0, comm);
-        mpi_receive(to, bytes, (comm->rank - bit + size) % size, comm);
-        mpi_wait(comm, c->name);
-        mpi_stage_out(buffer, to, bytes, comm);
-        from = to;
+// out (this rank's part) = sum of every rank's part of `in`. out may be the part in `in`.
+static inline void mpi_reduce_piece(char *out, const char *in, const MpiPiece *p, Comm *comm) {
+    struct MpiGroup *g = comm->mpi;
+    MPI_Request request;
+    MPI_Datatype type = mpi_type(p->dtype);
+    size_t width = dtype_size(p->dtype), own = mpi_part(p, comm->rank);
+    mpi_lay_out(p, g->staged ? p->part : p->stride, comm);
+    for (int rank = 0; rank < comm->size; rank++) {
+        size_t at = (size_t)rank * width, bytes = mpi_part(p, rank) * width;
+        g->received_counts[rank] = (int)own;
+        g->received_offsets[rank] = rank * (int)own;
+        if (g->staged && bytes > 0) { comm->device->download(g->staged + at * p->part, in + at * p->stride, bytes); }
     }
-    for (bit /= 2; bit > 0; bit /= 2) {
-        if (k + bit < size) { mpi_send(from, bytes, (comm->rank + bit) % size, comm); }
+    CHECK_MPI(MPI_Ialltoallv(g->staged ? g->staged : in, g->counts, g->offsets, type, g->received, g->received_counts,
+                             g->received_offsets, type, g->ranks, &request));
+    mpi_wait(&request, "reduce_scatter", comm);
+    sum_in_order(g->staged ? g->staged : out, g->received, own, p->dtype, comm->size);
+    if (g->staged && own > 0) { comm->device->upload(out, g->staged, own * width); }
+}
+
+// out = every rank's part; in: this rank's, which may be its part of `out`
+static inline void mpi_gather_piece(char *out, const char *in, const MpiPiece *p, Comm *comm) {
+    struct MpiGroup *g = comm->mpi;
+    MPI_Request request;
+    MPI_Datatype type = mpi_type(p->dtype);
+    size_t width = dtype_size(p->dtype), own = mpi_part(p, comm->rank) * width;
+    size_t stride = g->staged ? p->part : p->stride;
+    char *to = g->staged ? g->staged : out, *place = to + (size_t)comm->rank * stride * width;
+    if (place != in && own > 0) { comm->device->download(place, in, own); }
+    mpi_lay_out(p, stride, comm);
+    CHECK_MPI(MPI_Iallgatherv(MPI_IN_PLACE, 0, type, to, g->counts, g->offsets, type, g->ranks, &request));
+    mpi_wait(&request, "all_gather", comm);
+    for (int rank = 0; g->staged && rank < comm->size; rank++) {
+        size_t at = (size_t)rank * width, bytes = mpi_part(p, rank) * width;
+        if (bytes > 0) { comm->device->upload(out + at * p->stride, g->staged + at * p->part, bytes); }
     }
-    mpi_wait(comm, c->name);
+}
+
+// elements of a rank's part that fit the buffers
+static inline size_t mpi_longest_part(DType dtype, const Comm *comm) {
+    return COMM_PIECE_BYTES / dtype_size(dtype) / (size_t)comm->size;
 }
 
 // ---- the table
 
 static inline void mpi_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
     (void)ex;
-    MpiCall c = mpi_call("all_reduce", 0, chunk_size(count, comm->size), count, dtype, comm);
-    for (size_t at = 0; at < c.chunk; at += c.piece) {
-        char *own = mpi_piece_of(buffer, &c, at, comm->rank);
-        mpi_reduce_piece(own, buffer, at, &c, comm);
-        mpi_gather_piece(buffer, own, at, &c, comm);
+    size_t width = dtype_size(dtype), longest = mpi_longest_part(dtype, comm) * (size_t)comm->size;
+    for (size_t at = 0; at < count; at += longest) {
+        size_t n = count - at < longest ? count - at : longest, part = chunk_size(n, comm->size);
+        MpiPiece piece = {n, part, part, dtype};
+        char *whole = (char *)buffer + at * width, *own = whole + (size_t)comm->rank * part * width;
+        mpi_reduce_piece(own, whole, &piece, comm);
+        mpi_gather_piece(whole, own, &piece, comm);
     }
 }
 
 static inline void mpi_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     (void)ex;
-    MpiCall c = mpi_call("reduce_scatter", 1, chunk, chunk * (size_t)comm->size, dtype, comm);
-    for (size_t at = 0; at < chunk; at += c.piece) { mpi_reduce_piece((char *)out + at * c.width, in, at, &c, comm); }
+    size_t width = dtype_size(dtype), longest = mpi_longest_part(dtype, comm);
+    for (size_t at = 0; at < chunk; at += longest) {
+        size_t part = chunk - at < longest ? chunk - at : longest;
+        MpiPiece piece = {part * (size_t)comm->size, part, chunk, dtype};
+        mpi_reduce_piece((char *)out + at * width, (const char *)in + at * width, &piece, comm);
+    }
 }
 
 static inline void mpi_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    MpiCall c = mpi_call("all_gather", 2, chunk, chunk * (size_t)comm->size, dtype, comm);
-    char *own = mpi_piece_of(out, &c, 0, comm->rank);
-    if (own != in) { comm->device->enqueue_copy(own, in, chunk * c.width, ex); }
-    for (size_t at = 0; at < chunk; at += c.piece) {
-        mpi_gather_piece(out, (const char *)in + at * c.width, at, &c, comm);
+    (void)ex;
+    size_t width = dtype_size(dtype), longest = mpi_longest_part(dtype, comm);
+    for (size_t at = 0; at < chunk; at += longest) {
+        size_t part = chunk - at < longest ? chunk - at : longest;
+        MpiPiece piece = {part * (size_t)comm->size, part, chunk, dtype};
+        mpi_gather_piece((char *)out + at * width, (const char *)in + at * width, &piece, comm);
     }
 }
 
 static inline void mpi_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
     (void)ex;
-    size_t bytes = count * dtype_size(dtype);
-    MpiCall c = mpi_call("broadcast", 3, bytes, bytes, DT_U8, comm);
-    for (size_t at = 0; at < bytes; at += c.piece) {
-        size_t left = bytes - at;
-        mpi_broadcast_piece((char *)buffer + at, left < c.piece ? left : c.piece, root, &c, comm);
+    size_t bytes = count * dtype_size(dtype), piece = COMM_PIECE_BYTES;
+    for (size_t at = 0; at < bytes; at += piece) {
+        size_t n = bytes - at < piece ? bytes - at : piece;
+        char *memory = (char *)buffer + at, *host = comm->mpi->staged ? comm->mpi->staged : memory;
+        MPI_Request request;
+        if (host != memory && comm->rank == root) { comm->device->download(host, memory, n); }
+        CHECK_MPI(MPI_Ibcast(host, (int)n, MPI_BYTE, root, comm->mpi->ranks, &request));
+        mpi_wait(&request, "broadcast", comm);
+        if (host != memory && comm->rank != root) { comm->device->upload(memory, host, n); }
     }
 }
 
 static inline long long mpi_max(long long value, Comm *comm) {
-    struct MpiGroup *g = comm->mpi;
     long long most;
-    CHECK_MPI(MPI_Iallreduce(&value, &most, 1, MPI_LONG_LONG, MPI_MAX, g->ranks, &g->requests[g->num_requests++]));
-    mpi_wait(comm, "barrier");
+    MPI_Request request;
+    CHECK_MPI(MPI_Iallreduce(&value, &most, 1, MPI_LONG_LONG, MPI_MAX, comm->mpi->ranks, &request));
+    mpi_wait(&request, "barrier", comm);
     return most;
 }
 
@@ -410,46 +357,35 @@ static const CommBackend comm_mpi_backend = {
     .close = mpi_close,
 };
 
-// A group of one rank needs no communication; mpi_close still ends MPI.
-static const CommBackend comm_mpi_alone = {
-    .name = "mpi",
-    .capturable = true,
-    .ordered = true,
-    .all_reduce = single_all_reduce,
-    .reduce_scatter = single_copy,
-    .all_gather = single_copy,
-    .broadcast = single_broadcast,
-    .wait = single_wait,
-    .event_synchronize = single_event_synchronize,
-    .max = single_max,
-    .split = single_split,
-    .close = mpi_close,
-};
-
 // ---- groups
 
 // takes ownership of `ranks`; the caller sets the buffers
 static inline Comm *mpi_group(MPI_Comm ranks, MpiJob *job, const Device *device) {
-    int size;
-    CHECK_MPI(MPI_Comm_size(ranks, &size));
-    Comm *comm = comm_new(size > 1 ? &comm_mpi_backend : &comm_mpi_alone, device);
+    Comm *comm = comm_new(&comm_mpi_backend, device);
     struct MpiGroup *g = comm->mpi = (struct MpiGroup *)xcalloc(1, sizeof *g);
     CHECK_MPI(MPI_Comm_rank(ranks, &comm->rank));
-    comm->size = size;
+    CHECK_MPI(MPI_Comm_size(ranks, &comm->size));
+    comm->local_rank = job->local_rank;
     g->job = job;
     g->ranks = ranks;
-    g->requests = (MPI_Request *)xcalloc(2 * (size_t)comm->size, sizeof *g->requests);
-    g->finished = (int *)xcalloc(2 * (size_t)comm->size, sizeof *g->finished);
+    g->counts = (int *)xcalloc(4 * (size_t)comm->size, sizeof *g->counts);
+    g->offsets = g->counts + comm->size;
+    g->received_counts = g->offsets + comm->size;
+    g->received_offsets = g->received_counts + comm->size;
     return comm;
 }
 
 static inline Comm *mpi_split(Comm *comm, int colour, int key) {
     MPI_Comm ranks;
+    int size;
     comm_barrier(comm);  // has a timeout, unlike MPI_Comm_split
     CHECK_MPI(MPI_Comm_split(comm->mpi->ranks, colour, key, &ranks));
+    CHECK_MPI(MPI_Comm_size(ranks, &size));
+    if (size == 1) {  // needs no communication
+        CHECK_MPI(MPI_Comm_free(&ranks));
+        return comm_single(comm->device);
+    }
     Comm *part = mpi_group(ranks, comm->mpi->job, comm->device);
-    part->local_rank = comm->local_rank;
-    part->timeout = comm->timeout;
     part->mpi->received = comm->mpi->received;
     part->mpi->staged = comm->mpi->staged;
     return part;
@@ -472,8 +408,7 @@ static inline void mpi_close(Comm *comm) {
     }
     CHECK_MPI(MPI_Comm_free(&g->ranks));
     if (g->is_world) { mpi_finalize(g->job); }
-    free(g->requests);
-    free(g->finished);
+    free(g->counts);
     free(g);
     free(comm);
 }
@@ -487,21 +422,19 @@ static inline bool mpi_started(void) {
     return false;
 }
 
-// Returns the local rank and allocates the flag that the ranks of this machine share.
-static inline int mpi_find_local_ranks(MpiJob *job) {
+// Finds the local rank and allocates the flag that the ranks of this machine share.
+static inline void mpi_find_local_ranks(MpiJob *job) {
     MPI_Comm here;
     MPI_Aint bytes;
-    int local_rank, unit;
+    int unit;
     CHECK_MPI(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here));
-    CHECK_MPI(MPI_Comm_rank(here, &local_rank));
-    CHECK_MPI(MPI_Allreduce(&job->rank, &job->first_here, 1, MPI_INT, MPI_MIN, here));
-    CHECK_MPI(MPI_Win_allocate_shared(local_rank ? 0 : (MPI_Aint)sizeof(int), sizeof(int), MPI_INFO_NULL, here,
+    CHECK_MPI(MPI_Comm_rank(here, &job->local_rank));
+    CHECK_MPI(MPI_Win_allocate_shared(job->local_rank ? 0 : (MPI_Aint)sizeof(int), sizeof(int), MPI_INFO_NULL, here,
                                       &job->reported, &job->window));
     CHECK_MPI(MPI_Win_shared_query(job->window, 0, &bytes, &unit, &job->reported));
-    if (local_rank == 0) { *job->reported = 0; }
+    if (job->local_rank == 0) { *job->reported = 0; }
     CHECK_MPI(MPI_Barrier(here));
     CHECK_MPI(MPI_Comm_free(&here));
-    return local_rank;
 }
 
 // The world of all ranks that mpirun started, on host memory. Call it before the first possible error: from here on,
@@ -519,10 +452,10 @@ static inline Comm *comm_mpi_open(void) {
     CHECK_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &job->control));
     CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));
+    mpi_find_local_ranks(job);
     Comm *comm = mpi_group(ranks, job, &cpu_device);
     job->rank = comm->rank;
     job->size = comm->size;
-    comm->local_rank = mpi_find_local_ranks(job);
     comm->mpi->is_world = true;
     comm->mpi->owns_buffers = true;
     comm->mpi->received = (char *)host_allocate(COMM_PIECE_BYTES);
@@ -538,8 +471,6 @@ static inline Comm *comm_mpi_for_device(Comm *host, const Device *device) {
     comm_barrier(host);
     CHECK_MPI(MPI_Comm_dup(host->mpi->ranks, &ranks));
     Comm *comm = mpi_group(ranks, host->mpi->job, device);
-    comm->local_rank = host->local_rank;
-    comm->timeout = host->timeout;
     comm->mpi->owns_buffers = true;
     comm->mpi->received = (char *)device->allocate_host(COMM_PIECE_BYTES);
     comm->mpi->staged = (char *)device->allocate_host(COMM_PIECE_BYTES);

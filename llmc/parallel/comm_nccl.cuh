@@ -16,14 +16,14 @@ all-gather would wait for the gradients' dp reduce-scatter, which crosses machin
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
 own calls may also block on other ranks, so a watchdog thread watches each of them (comm_watch.h). NCCL's non-blocking
 mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI beside NCCL (`host`)
-the error names the silent rank. Without MPI, a TCP connection to rank 0 (comm_wire.h) shows that a rank has ended. Then
-each rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
-comm_max uses MPI or TCP. On the GPU it would wait for every collective launched earlier, and so for AdamW, because NCCL
-also keeps the launch order between communicators.
+the error names the silent rank. Without MPI each rank prints its own sentence, and the launcher ends the rest
+(srun --kill-on-bad-exit).
+comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
+for AdamW, because NCCL also keeps the launch order between communicators.
 */
 #pragma once
 #include "llmc/parallel/comm_watch.h"
-#include "llmc/parallel/comm_wire.h"
+#include "llmc/parallel/id_file.h"
 #include "llmc/common/device.cuh"
 #ifdef HAVE_MPI
 #include "llmc/parallel/comm_mpi.h"
@@ -36,15 +36,15 @@ enum { NCCL_EVENTS = 256, NCCL_CHILDREN = 4 };
 struct NcclGroup {
     ncclComm_t nccl;
     Comm *host;    // the same ranks through MPI; NULL without MPI
-    Wire *wire;    // the same ranks through TCP; NULL with MPI, and in groups split from the world
     Watch *watch;  // the world's watchdog
     bool is_world;
+    const char *id_file;                        // touched until the ranks have connected; NULL: none (id_file.h)
     struct NcclGroup *parent;                   // this group was split from it; it checks this group's errors too
     struct NcclGroup *children[NCCL_CHILDREN];  // groups split from this one; NULL: none
     cudaStream_t stream;
     cudaEvent_t enqueued;           // in the compute stream, at the latest collective
     cudaEvent_t done[NCCL_EVENTS];  // call n's is n % NCCL_EVENTS
-    long long *max_device;          // one number, for comm_max without MPI and TCP
+    long long *max_device;          // one number, for comm_max without MPI
     long long *max_host;
 };
 
@@ -95,39 +95,36 @@ static inline void nccl_begin(Comm *comm, Exec *ex) {
     CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));
 }
 
-static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {
+static inline void nccl_end(Comm *comm) {
     CUDA_CHECK(cudaEventRecord(comm->nccl->done[comm->calls % NCCL_EVENTS], comm->nccl->stream));
-    comm->sent_bytes += sent_bytes;
 }
 
 static inline void nccl_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
     struct NcclGroup *g = comm->nccl;
     NCCL_WATCHED(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
-    nccl_end(comm, all_reduce_bytes(count, dtype, comm->rank, comm->size));
+    nccl_end(comm);
 }
 
 static inline void nccl_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
     struct NcclGroup *g = comm->nccl;
     NCCL_WATCHED(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
-    nccl_end(comm, all_gather_bytes(chunk, dtype, comm->size));
+    nccl_end(comm);
 }
 
 static inline void nccl_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
     struct NcclGroup *g = comm->nccl;
     NCCL_WATCHED(ncclAllGather(in, out, chunk, nccl_type(dtype), g->nccl, g->stream), comm);
-    nccl_end(comm, all_gather_bytes(chunk, dtype, comm->size));
+    nccl_end(comm);
 }
 
-// NCCL broadcasts along a chain, in which the last rank sends nothing
 static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
     struct NcclGroup *g = comm->nccl;
     NCCL_WATCHED(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream), comm);
-    bool last = (comm->rank + 1) % comm->size == root;
-    nccl_end(comm, last ? 0 : count * dtype_size(dtype));
+    nccl_end(comm);
 }
 
 static inline void nccl_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
@@ -140,21 +137,21 @@ static inline void nccl_wait(CommWork work, Comm *comm, Exec *ex) {
 
 // ---- waiting on the host
 
-// Stops the program if a rank has ended, or if `waited` exceeds the timeout. Called while this rank waits.
+// Stops the program if `waited` exceeds the timeout. Called while this rank waits.
 static inline void nccl_check_ranks(void *group, double waited) {
     Comm *comm = static_cast<Comm *>(group);
+    if (comm->nccl->id_file) { id_file_touch(comm->nccl->id_file); }
 #ifdef HAVE_MPI
     Comm *host = comm->nccl->host;
     if (host && host->mpi) {
         mpi_answer_pings(host->mpi->job);
-        if (waited > comm->timeout) { mpi_timeout(host, "NCCL"); }
+        if (waited > COMM_TIMEOUT) { mpi_timeout(host, "NCCL"); }
     }
 #endif
-    if (comm->nccl->wire) { wire_check(comm->nccl->wire); }
-    if (waited > comm->timeout) {
-        run_error("a rank has not answered for %g s (rank %d of %d waits, in NCCL); if nothing hangs, give a longer "
-                  "--comm-timeout",
-                  comm->timeout, comm->rank, comm->size);
+    if (waited > COMM_TIMEOUT) {
+        run_error("a rank has not answered for %g s (rank %d of %d waits, in NCCL): see the last message of each rank, "
+                  "then resume with -y 1",
+                  COMM_TIMEOUT, comm->rank, comm->size);
     }
 }
 
@@ -196,7 +193,6 @@ static inline void nccl_event_synchronize(int event, Comm *comm, Exec *ex) {
 static inline long long nccl_max(long long value, Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     if (g->host) { return comm_max(value, g->host); }
-    if (g->wire) { return wire_max(value, g->wire); }
     const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
     *g->max_host = value;
@@ -229,13 +225,11 @@ static const CommBackend comm_nccl_backend = {
 
 // ---- groups
 
-// a group without an ncclComm_t yet; the caller keeps ownership of `host`, `wire` and `watch`
-static inline Comm *nccl_group(Comm *host, Wire *wire, Watch *watch, double timeout) {
+// a group without an ncclComm_t yet; the caller keeps ownership of `host` and `watch`
+static inline Comm *nccl_group(Comm *host, Watch *watch) {
     Comm *comm = comm_new(&comm_nccl_backend, &cuda_device);
     struct NcclGroup *g = comm->nccl = static_cast<struct NcclGroup *>(xcalloc(1, sizeof *g));
-    comm->timeout = timeout;
     g->host = host;
-    g->wire = wire;
     g->watch = watch;
     // a higher priority than compute kernels, because other GPUs wait for a collective too
     int least = 0, greatest = 0;
@@ -243,7 +237,7 @@ static inline Comm *nccl_group(Comm *host, Wire *wire, Watch *watch, double time
     CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->enqueued, cudaEventDisableTiming));
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
-    if (!host && !wire) {
+    if (!host) {
         g->max_device = static_cast<long long *>(cuda_allocate(sizeof *g->max_device));
         g->max_host = static_cast<long long *>(cuda_allocate_host(sizeof *g->max_host));
     }
@@ -272,18 +266,6 @@ static inline void nccl_stop(void *world, int status, const char *sentence) {
     _exit(status);
 }
 
-// frees the world's watchdog, TCP connections and stop hook; `host` belongs to the caller
-static inline void nccl_close_world(Comm *comm) {
-    struct NcclGroup *g = comm->nccl;
-    watch_close(g->watch);
-    free(g->watch);
-    if (g->wire) {
-        wire_max(0, g->wire);  // a barrier, so that no rank mistakes a normal end for a failure
-        wire_close(g->wire);
-    }
-    if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
-}
-
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     nccl_free(comm);
@@ -291,7 +273,9 @@ static inline void nccl_close(Comm *comm) {
         if (g->parent->children[i] == g) { g->parent->children[i] = NULL; }
     }
     if (g->is_world) {
-        nccl_close_world(comm);
+        watch_close(g->watch);
+        free(g->watch);
+        if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
     } else if (g->host) {
         comm_close(g->host);
     }
@@ -303,7 +287,7 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     struct NcclGroup *g = comm->nccl;
     comm_barrier(comm);  // has a timeout
     Comm *host = g->host ? comm_split(g->host, colour, key) : NULL;
-    Comm *part = nccl_group(host, NULL, g->watch, comm->timeout);
+    Comm *part = nccl_group(host, g->watch);
     NCCL_WATCHED(ncclCommSplit(g->nccl, colour, key, &part->nccl->nccl, NULL), comm);
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
@@ -330,28 +314,31 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
 // Call it before any NCCL call, because NCCL may start threads that read the environment.
 static inline void nccl_set_launch_order(void) { setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); }
 
-// One rank creates the id; the others receive it through comm_broadcast or llmc/parallel/rendezvous.h.
+// One rank creates the id; the others receive it through comm_broadcast or id_file.h.
 static inline ncclUniqueId nccl_unique_id(void) {
     ncclUniqueId id;
     NCCL_CHECK(ncclGetUniqueId(&id));
     return id;
 }
 
-// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI; the
-// caller closes it after the world. wire: TCP connections instead of MPI, closed with the world. One of the two is
-// NULL, or both in a world of one rank.
-static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, Wire *wire,
-                                   double timeout) {
+// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI, closed
+// by the caller after the world; NULL: without MPI. id_file: rank 0's file without MPI, removed once all ranks have
+// connected; otherwise NULL.
+static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host,
+                                   const char *id_file) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
     size_t total = 0;
-    Comm *comm = nccl_group(host, wire, watch, timeout);
+    Comm *comm = nccl_group(host, watch);
     CUDA_CHECK(cudaMemGetInfo(&comm->free_at_open, &total));
     comm->nccl->is_world = true;
+    comm->nccl->id_file = id_file;
     comm->rank = rank;
     comm->size = size;
     comm->local_rank = local_rank;
     if (!host) { *stop_hook() = {nccl_stop, comm}; }
     watch_open(watch, nccl_check_ranks, comm);
     NCCL_WATCHED(ncclCommInitRank(&comm->nccl->nccl, size, id, rank), comm);
+    if (id_file) { unlink(id_file); }
+    comm->nccl->id_file = NULL;
     return comm;
 }

@@ -8,7 +8,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
     ...
     if (world != host) { comm_close(world); }
     comm_close(host);
-              one process     mpirun                                    -pi fs | tcp, -pn N -pr R -pg G
+              one process     mpirun                                    -pi fs, -pn N -pr R -pg G
   CPU         single          MPI                                       an error
   GPU         single          NCCL; MPI in a build without NCCL,        NCCL
                               or if two ranks are on one card
@@ -19,7 +19,6 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 #endif
 #include "llmc/common/hash.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/comm_wire.h"
 #ifdef HAVE_MPI
 #include "llmc/parallel/comm_mpi.h"
 #endif
@@ -28,17 +27,13 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 #define COMM_HAS_NCCL 1
 #endif
 
-typedef enum { COMM_INIT_MPI, COMM_INIT_FILE, COMM_INIT_TCP } CommInit;  // in the order of COMM_INITS
-#define COMM_INITS "mpi fs tcp"
+typedef enum { COMM_INIT_MPI, COMM_INIT_FILE } CommInit;  // in the order of COMM_INITS
+#define COMM_INITS "mpi fs"
 
 typedef struct {
     CommInit init;                           // -pi
-    int num_processes, rank, gpus_per_node;  // -pn -pr -pg; for fs and tcp only: mpirun sets its own
-    const char *server;                      // -ps, for tcp: HOST:PORT or HOST of rank 0
+    int num_processes, rank, gpus_per_node;  // -pn -pr -pg, for fs only: mpirun sets its own
     const char *folder;                      // -pf, for fs: a folder that all ranks can write to
-    const char *job;                         // for fs and tcp: the same on all ranks, different in other jobs
-    double timeout;                          // --comm-timeout, seconds
-    const char *secret_file;                 // --secret-file, for tcp
 } CommOptions;
 
 // The world of all ranks that mpirun started, on host memory. Call it before the first possible error.
@@ -98,8 +93,9 @@ static inline RankGpu comm_take_gpu(int local_rank) {
     return taken;
 }
 
-// Selects the GPU of each rank. *distinct: no two ranks are on one card, so NCCL can connect them.
-static inline void comm_take_gpus(Comm *host, bool *distinct, int *gpu_ranks) {
+// Selects the GPU of each rank. True if no two ranks are on one card, so that NCCL can connect them. *gpu_ranks: as of
+// comm_gpu_ranks.
+static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
     int one, other;
     RankGpu *gpus = (RankGpu *)xmalloc((size_t)host->size * sizeof *gpus);
     gpus[host->rank] = comm_take_gpu(host->local_rank);
@@ -113,33 +109,12 @@ static inline void comm_take_gpus(Comm *host, bool *distinct, int *gpu_ranks) {
                 other, shared ? "share a GPU" : "have two MIG instances of one GPU");
     }
     free(gpus);
-    *distinct = !same;
+    return !same;
 }
 #endif
 
 #ifdef COMM_HAS_NCCL
-static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o, const Secret *secret) {
-    int rank = o->rank, size = o->num_processes;
-    ncclUniqueId id;
-    memset(&id, 0, sizeof id);
-    nccl_set_launch_order();
-    if (rank == 0) { id = nccl_unique_id(); }
-    Rendezvous rendezvous = {rank, size, o->job, o->timeout, &id, sizeof id, secret, "--secret-file"};
-    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&rendezvous, o->folder) : wire_by_tcp(&rendezvous, o->server);
-    return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
-}
-
-static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
-    ncclUniqueId id;
-    memset(&id, 0, sizeof id);
-    nccl_set_launch_order();
-    if (host->rank == 0) { id = nccl_unique_id(); }
-    comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
-    return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
-}
-
-static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, Comm *host) {
-    if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
+static inline Comm *comm_open_gpus_by_file(const CommOptions *o) {
     const char *why;
     int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
     if (gpus > 1 && local_rank >= gpus) {
@@ -148,46 +123,60 @@ static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, C
                     o->rank, o->gpus_per_node, gpus);
     }
     comm_take_gpu(local_rank);
-    return comm_open_gpus_without_mpi(o, secret);
+    char path[PATH_LENGTH];
+    ncclUniqueId id;
+    nccl_set_launch_order();
+    id_file_path(path, o->folder);
+    if (o->rank == 0) {
+        id = nccl_unique_id();
+        id_file_write(path, &id, sizeof id);
+    } else {
+        id_file_wait(path, &id, sizeof id, o->rank, o->num_processes);
+    }
+    return comm_nccl_open(id, o->rank, o->num_processes, local_rank, NULL, o->rank == 0 ? path : NULL);
+}
+
+static inline Comm *comm_open_gpus_by_mpi(Comm *host) {
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    nccl_set_launch_order();
+    if (host->rank == 0) { id = nccl_unique_id(); }
+    comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
+    return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL);
 }
 #endif
 
 // The world on the memory of `device`; for host memory, `host` itself.
 static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Comm *host) {
-    host->timeout = o->timeout;
-    int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes, gpu_ranks = 1;
-    bool distinct = true;  // each rank has a GPU of its own
-    if (device == &cpu_device && (o->init == COMM_INIT_MPI || size == 1)) { return host; }
-    if (size == 1) { return comm_single(device); }
-    Secret secret;
-    if (o->init != COMM_INIT_MPI) { secret_check_library(); }
-    if (o->init == COMM_INIT_TCP) { secret_read(&secret, o->secret_file); }
-#ifdef HAVE_CUDA
-    if (device != &cpu_device && o->init == COMM_INIT_MPI) { comm_take_gpus(host, &distinct, &gpu_ranks); }
-#endif
+    bool by_file = o->init == COMM_INIT_FILE;
+    if ((by_file ? o->num_processes : host->size) == 1) { return comm_single(device); }
+    if (by_file && device == &cpu_device) {
+        input_error("-pi fs connects GPUs, but this run is on CPUs: start the ranks with mpirun");
+    }
 #ifdef COMM_HAS_NCCL
-    Comm *gpus = device == &cpu_device || !distinct ? NULL : comm_open_gpus(o, &secret, host);
-    if (gpus) {
-        explicit_bzero(&secret, sizeof secret);
-        return gpus;
-    }
+    if (by_file) { return comm_open_gpus_by_file(o); }
 #endif
-    explicit_bzero(&secret, sizeof secret);
-    if (o->init != COMM_INIT_MPI) {
-        input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the ranks with mpirun",
-                    device == &cpu_device ? "but this run is on CPUs" : "but this program was built without NCCL");
+    if (by_file) {
+        input_error("-pi fs connects GPUs through NCCL, but this program was built without it: install libnccl-dev "
+                    "and run make again, or start the ranks with mpirun");
     }
+    if (device == &cpu_device) { return host; }
+#if defined(HAVE_MPI) && defined(HAVE_CUDA)
+    int gpu_ranks;
+    bool distinct = comm_take_gpus(host, &gpu_ranks);  // each rank has a GPU of its own
+#ifdef COMM_HAS_NCCL
+    if (distinct) { return comm_open_gpus_by_mpi(host); }
+#endif
     (void)distinct;  // only NCCL needs it
-#ifdef HAVE_MPI
     Comm *world = comm_mpi_for_device(host, device);
-#else
-    Comm *world = comm_single(device);
-#endif
     world->gpu_ranks = gpu_ranks;
     return world;
+#else
+    return host;  // without MPI there is one rank, and without a GPU one device
+#endif
 }
 
-// for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9, OpenSSL 3.0.19"
+// for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9"
 static inline void comm_backends(char *text, size_t room) {
     int length = snprintf(text, room, "single");
 #ifdef HAVE_MPI
@@ -198,11 +187,6 @@ static inline void comm_backends(char *text, size_t room) {
 #endif
 #ifdef COMM_HAS_NCCL
     int v = nccl_version();
-    length += snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+    snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
 #endif
-    const char *crypto = secret_library();
-    if (crypto) {  // "OpenSSL 3.0.19 27 Jan 2026"
-        int words = (int)(strcspn(crypto, " ") + 1 + strcspn(crypto + strcspn(crypto, " ") + 1, " "));
-        snprintf(text + length, room - (size_t)length, ", %.*s", words, crypto);
-    }
 }

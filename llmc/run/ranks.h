@@ -60,7 +60,6 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
     check_all_have(world, level, "set TRAIN_GPT2_ARCH to a level that the CPUs of all ranks have");
     cJSON_DeleteItemFromObject(flags, "process-rank");
     cJSON_DeleteItemFromObject(flags, "threads");
-    cJSON_DeleteItemFromObject(flags, "secret-file");
     check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
 }
 
@@ -116,10 +115,7 @@ static inline Groups groups_of(const TrainArgs *a, Comm *world) {
 // The groups of a run, whose collectives read and write the memory of `device`. host: from comm_open. Close with
 // close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    char job[64];
-    rendezvous_job(job, sizeof job);
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,         a->gpus_per_node, a->server,
-                           a->shared_folder,         job,          a->comm_timeout, a->secret_file};
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank, a->gpus_per_node, a->shared_folder};
     check_same_flags(a, device, host);
     Comm *world = comm_open_for(device, &options, host);
     if (host->size == 1) { check_same_flags(a, device, world); }

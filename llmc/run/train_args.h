@@ -87,8 +87,7 @@ typedef struct {
     // parallel
     int zero, tensor_parallel, gather_again;
     int init_method, num_processes, rank, gpus_per_node;
-    const char *server, *shared_folder, *secret_file;
-    double comm_timeout;
+    const char *shared_folder;
     // information
     const char *plan, *help, *version, *self_check;
     // no flags
@@ -132,7 +131,6 @@ static const TrainArgs default_args = {
     .tensor_parallel = 1,
     .gather_again = 1,
     .gpus_per_node = 8,
-    .comm_timeout = COMM_TIMEOUT,
 };
 
 #define HELLASWAG_JSON "dev/data/hellaswag/hellaswag_val.jsonl"
@@ -310,21 +308,19 @@ static const Flag flag_table[] = {
     {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1",
      "with -tp, all-gather matmul inputs again in the backward (default %s)"},
     {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME",
-     "rendezvous of ranks: mpi, fs (shared folder) or tcp (default %s)", NOT_RESUMED},
+     "how ranks find each other: mpi (mpirun) or fs (a file in -pf) (default %s)", NOT_RESUMED},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N",
-     "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)", NOT_RESUMED},
+     "number of ranks, for fs and --plan (default %s: as in mpirun)", NOT_RESUMED},
     {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R",
-     "rank of this process, 0 to -pn - 1, for fs and tcp (default %s)", NOT_RESUMED},
-    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N",
-     "ranks per machine, for fs and tcp (default %s)", NOT_RESUMED},
-    {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT",
-     "address of rank 0, for tcp (default: none; without :PORT, port 12345)", NOT_RESUMED},
-    {NULL, "secret-file", FLAG_STRING, ARG(secret_file), 0, 0, NULL, "FILE",
-     "secret that all ranks share, for tcp (default: none)", NOT_RESUMED},
+     "rank of this process, 0 to -pn - 1, for fs (default %s)", NOT_RESUMED},
+    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N", "ranks per machine, for fs (default %s)",
+     NOT_RESUMED},
     {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR",
      "folder that all ranks can write to, for fs (default: none)", NOT_RESUMED},
-    {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "X",
-     "end the run if a rank is silent for X seconds (default %s)"},
+    FLAG_WAS_REMOVED("ps", "server",
+                     "start the ranks with mpirun (-pi mpi), or with -pi fs and a shared folder, -pf DIR"),
+    FLAG_WAS_REMOVED(NULL, "secret-file", "-pi fs takes a folder of your own, -pf DIR, and mpirun needs no secret"),
+    FLAG_WAS_REMOVED(NULL, "comm-timeout", "a run always ends when a rank is silent for 600 s"),
     FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
 
     FLAG_HEADING("Information"),
@@ -412,14 +408,6 @@ static inline void args_check_ranks(const TrainArgs *a) {
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
     if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
         input_error("-pi fs needs a folder that all ranks can write to: give it with -pf DIR");
-    }
-    if (a->init_method == COMM_INIT_TCP && !a->server) {
-        input_error("-pi tcp needs the address of rank 0: give it with -ps HOST:PORT");
-    }
-    if (a->init_method == COMM_INIT_TCP && ranks > 1 && !a->secret_file) {
-        input_error("-pi tcp needs a secret that all ranks share: make one with %s and give --secret-file secret on "
-                    "every rank",
-                    SECRET_COMMAND);
     }
 }
 
@@ -522,13 +510,12 @@ static inline void args_check(const TrainArgs *a) {
 static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (a->init_method != COMM_INIT_MPI) {
         if (host->size == 1) { return; }
-        input_error("-pi %s is for ranks that mpirun did not start: leave it out, or start without mpirun",
-                    a->init_method == COMM_INIT_TCP ? "tcp" : "fs");
+        input_error("-pi fs is for ranks that mpirun did not start: leave it out, or start without mpirun");
     }
     bool other_number = a->num_processes > 1 && a->num_processes != host->size;
     if (other_number && !(a->plan && host->size == 1)) {
-        input_error("-pn %d, but %d started: start %d ranks with mpirun -np %d, or give -pi fs or -pi tcp",
-                    a->num_processes, host->size, a->num_processes, a->num_processes);
+        input_error("-pn %d, but %d started: start %d ranks with mpirun -np %d, or give -pi fs", a->num_processes,
+                    host->size, a->num_processes, a->num_processes);
     }
     if (host->size > 1) { a->num_processes = host->size; }
     a->rank = host->rank;

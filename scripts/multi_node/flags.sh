@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034  # the scripts beside this one use the variables
-# The run that mpirun.sh, slurm.sbatch and ssh.sh start: GPT-2 1558M on 2 machines of 8 GPUs. DATA names the folder of
+# The run that mpirun.sh and slurm.sbatch start: GPT-2 1558M on 2 machines of 8 GPUs. DATA names the folder of
 # the token shards.
 #
 # tokens     32,000 steps of 1,048,576: 33.6 billion, 3.3e20 FLOPs (scripts/run_gpt2_1558M.sh has the arithmetic)

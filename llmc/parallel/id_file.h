@@ -1,0 +1,64 @@
+/*
+NCCL's unique id for ranks that were started without MPI (-pi fs): a file in a folder that all ranks see.
+defines: id_file_path, id_file_write, id_file_touch, id_file_wait
+  rank 0        writes the id under another name and renames it, touches the file again and again while the ranks
+                connect, and removes it once all have
+  other ranks   wait until the file appears, is replaced or is touched, and read the id
+A killed run may leave its file behind. Nobody touches that file again, so no rank takes the old id.
+Whoever has the id can join the run, so the file is private (mode 0600), and a rank refuses the file of another user.
+*/
+#pragma once
+#include "llmc/parallel/comm.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// Slurm's job id keeps jobs apart that share a folder.
+static inline void id_file_path(char *path, const char *folder) {
+    const char *job = getenv("SLURM_JOB_ID");
+    format_path(path, "%s/nccl_id%s%s", folder, job ? "_" : "", job ? job : "");
+}
+
+static inline void id_file_write(const char *path, const void *id, size_t bytes) {
+    char part[PATH_LENGTH];
+    format_path(part, "%s.part", path);
+    unlink(part);  // of a killed run
+    int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool written = fd >= 0 && write(fd, id, bytes) == (ssize_t)bytes;
+    if (fd >= 0 && close(fd) != 0) { written = false; }
+    if (written && rename(part, path) == 0) { return; }
+    input_error("%s could not be written (%s): give -pf a folder that all ranks can write to", path, strerror(errno));
+}
+
+static inline void id_file_touch(const char *path) { utimensat(AT_FDCWD, path, NULL, 0); }
+
+// Reads the id. Returns the file's time of modification in nanoseconds, or 0 without a file.
+static inline int64_t id_file_read(const char *path, void *id, size_t bytes) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    bool foreign = fd < 0 && errno == EACCES, whole = false;
+    if (fd >= 0) {
+        whole = fstat(fd, &info) == 0 && read(fd, id, bytes) == (ssize_t)bytes;
+        foreign = whole && (info.st_uid != geteuid() || info.st_mode & 077);
+        close(fd);
+    }
+    if (foreign) {
+        input_error("%s is no private file of this rank's user (mode 0600): give -pf a folder of your own", path);
+    }
+    if (!whole) { return 0; }
+    return info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec;
+}
+
+// Waits for the id of a rank 0 that is running.
+static inline void id_file_wait(const char *path, void *id, size_t bytes, int rank, int size) {
+    AwakeClock clock = {0, 0};
+    int64_t left_behind = id_file_read(path, id, bytes), now = left_behind;
+    while (now == 0 || now == left_behind) {
+        if (awake_seconds(&clock) > COMM_TIMEOUT) {
+            run_error("rank %d of %d: rank 0 has not written %s for %g s; are all ranks running, with the same -pf?",
+                      rank, size, path, COMM_TIMEOUT);
+        }
+        usleep(20000);
+        now = id_file_read(path, id, bytes);
+    }
+}
