@@ -178,15 +178,15 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
 
 // for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9"
 static inline void comm_backends(char *text, size_t room) {
-    int length = snprintf(text, room, "single");
+    snprintf(text, room, "single");
 #ifdef HAVE_MPI
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     int bytes;
     CHECK_MPI(MPI_Get_library_version(version, &bytes));
-    length += snprintf(text + length, room - (size_t)length, ", MPI (%.*s)", (int)strcspn(version, ",\n"), version);
+    snprintf(text + strlen(text), room - strlen(text), ", MPI (%.*s)", (int)strcspn(version, ",\n"), version);
 #endif
 #ifdef COMM_HAS_NCCL
     int v = nccl_version();
-    snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+    snprintf(text + strlen(text), room - strlen(text), ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
 #endif
 }
