@@ -1762,7 +1762,7 @@ static void test_loss_not_finite(void **state) {
 
 // Steps that are not finite change no state, also not the outlier windows, and end the training loop after MAX_SKIPS
 // of them. Later steps may be on the device already.
-static void test_max_skips(void **state) {
+static void test_twenty_skips(void **state) {
     (void)state;
     TrainArgs args = small_run(random_file("skips.txt", 2000));
     args.max_steps = 40;
@@ -2089,7 +2089,7 @@ int main(void) {
         cmocka_unit_test(test_loop_waits_a_step_behind),
         cmocka_unit_test(test_outlier_detectors),
         cmocka_unit_test(test_loss_not_finite),
-        cmocka_unit_test(test_max_skips),
+        cmocka_unit_test(test_twenty_skips),
         cmocka_unit_test(test_nan_check),
         cmocka_unit_test(test_checkpoint_has_every_bit),
         cmocka_unit_test(test_hugging_face_layout),

@@ -53,12 +53,10 @@ nothing.
 #include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/saver.h"                 // Saver: checkpoints saved beside training
-#include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector, skip_reason: skipped updates
-#include "llmc/run/due.h"                   // due, pauses_after
+#include "llmc/run/schedule.h"              // step_hyper, due, pauses_after, catch_signals, agreed_signal
 #include "llmc/run/nan_check.h"             // --nan-check
-#include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model

@@ -1,9 +1,12 @@
 /*
-The logger: the line on a terminal of any width, metrics.jsonl, main.log, and the lines that a resumed run deletes.
+The logger: the line on a terminal of any width, metrics.jsonl, main.log, the lines that a resumed run deletes, and a
+full disk: no line is lost, and the file never holds half a line.
 */
 #include "testing.h"
 #include "llmc/run/logger.h"
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *skipped) {
     StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 0, 4321, 0, skipped, ""};
@@ -23,38 +26,22 @@ static void test_a_pipe_has_every_field(void **state) {
                         "3.37T tokens left | 1:12:01 left | skipped: loss is an outlier");
 }
 
-static void test_fields_leave_as_it_narrows(void **state) {
+// A terminal has the most important fields first; the line never reaches the last column.
+static void test_a_terminal_cuts_the_line(void **state) {
     (void)state;
-    static const struct {
-        int width;
-        const char *line;
-    } expected[] = {
-        {124, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 3.37T tokens "
-              "left | 1:12:01 left"},
-        {123, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 3.37T tokens left | "
-              "1:12:01 left"},
-        {110, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 3.37T tokens left | "
-              "1:12:01 left"},
-        {109, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 3.37T tokens left | 1:12:01 left"},
-        {95, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 3.37T tokens left | 1:12:01 left"},
-        {94, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
-        {75, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
-        {74, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
-        {63, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
-        {62, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
-        {48, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
-        {47, "step 1234567/7654321 | loss 10.9877"},
-        {36, "step 1234567/7654321 | loss 10.9877"},
-        {30, "step 1234567/7654321 | loss 1"},
-        {2, "s"},
-        {1, ""},
-    };
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
-        assert_string_equal(line_of(report_of(1234567, 7654321, ""), 43210, expected[i].width), expected[i].line);
+    StepReport r = report_of(1234567, 7654321, "");
+    const char whole[] = "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left | 43.2% MFU | 1234.6 ms | "
+                         "3.37T tokens left | norm 123.457 | lr 6.00e-04";
+    r.peak_rate = 100000;
+    for (int width = 1; width < 200; width++) {
+        const char *line = line_of(r, 43210, width);
+        assert_true(strlen(line) == (width <= (int)strlen(whole) ? (size_t)width - 1 : strlen(whole)));
+        assert_memory_equal(line, whole, strlen(line));
     }
+    assert_non_null(strstr(line_of(report_of(9999999, 9999999, "gradient norm is an outlier"), 1, 80),
+                           "loss 10.9877 | skipped: gradient norm is an outlier"));
 }
 
-// MFU is the rate over the peak rate of a GPU; it stays longer than the milliseconds
 static void test_mfu(void **state) {
     (void)state;
     StepReport r = report_of(1234567, 7654321, "");
@@ -62,30 +49,6 @@ static void test_mfu(void **state) {
     assert_string_equal(line_of(r, 43210, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
                         "43.2% MFU | 3.37T tokens left | 1:12:01 left");
-    assert_string_equal(line_of(r, 43210, 87),
-                        "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 43.2% MFU | 1:12:01 left");
-    assert_string_equal(line_of(r, 43210, 86),
-                        "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 43.2% MFU | 1:12:01 left");
-    assert_string_equal(line_of(r, 43210, 74), "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left");
-}
-
-static void test_it_never_reaches_the_edge(void **state) {
-    (void)state;
-    static const char *const notes[] = {"", "loss is an outlier", "gradient norm is an outlier"};
-    for (int width = 1; width < 200; width++) {
-        for (int i = 0; i < 9; i++) {
-            long long step = i / 3 == 0 ? 1 : i / 3 == 1 ? 54321 : 9999999;
-            StepReport r = report_of(step, step == 1 ? 2 : 9999999, notes[i % 3]);
-            assert_true(strlen(line_of(r, 2.5 * (double)step, width)) <= (size_t)width - 1);
-        }
-    }
-    // 80 columns hold the loss, the rate and the time left for any step and any run
-    StepReport r = report_of(9999999, 9999999, "");
-    r.seconds_left = 99999 * 60;
-    const char *line = line_of(r, 9876543, 80);
-    assert_non_null(strstr(line, "loss 10.9877 | 1234.6 ms | 9.88M tok/s | 1666:39:00 left"));
-    assert_non_null(
-        strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "skipped: gradient norm is an outlier"));
 }
 
 static void test_numbers_of_tokens(void **state) {
@@ -330,12 +293,95 @@ static void test_a_folder_that_is_not_there(void **state) {
     assert_stops(EXIT_RUN_FAILED, "nowhere/metrics.jsonl': No such file", stop_at_open, (void *)temp_path("nowhere"));
 }
 
+// ---- a full disk
+
+// files may grow to `bytes`; a write beyond that fails with EFBIG
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static void put_line(LogFile *log, int number) { log_file_line(log, "line %d\n", number); }
+
+static void test_full_disk(void **state) {
+    (void)state;
+    char path[PATH_LENGTH], expected[4096] = "";
+    format_path(path, "%s", temp_path("full"));
+    LogFile log = log_file_open(path, true);
+    limit_files(10);  // a line and three bytes of the next
+    for (int i = 0; i < 5; i++) {
+        put_line(&log, i);
+        assert_string_equal(contents_of(path), "line 0\n");
+        assert_int_equal(log.failing, i > 0);
+    }
+    limit_files(RLIM_INFINITY);
+    fputc('\n', stderr);  // a warning was cut, too
+    put_line(&log, 5);
+    assert_false(log.failing);
+    for (int i = 0; i < 6; i++) { snprintf(expected + strlen(expected), 16, "line %d\n", i); }
+    assert_string_equal(contents_of(path), expected);
+    put_line(&log, 6);
+    log_file_close(&log);
+    snprintf(expected + strlen(expected), 16, "line 6\n");
+    assert_string_equal(contents_of(path), expected);
+}
+
+static void test_continues_a_file(void **state) {
+    (void)state;
+    char path[PATH_LENGTH];
+    format_path(path, "%s", temp_path("continued"));
+    for (int i = 0; i < 3; i++) {
+        LogFile log = log_file_open(path, i == 0);
+        put_line(&log, i);
+        log_file_close(&log);
+    }
+    assert_string_equal(contents_of(path), "line 0\nline 1\nline 2\n");
+    LogFile log = log_file_open(path, true);
+    log_file_close(&log);
+    assert_string_equal(contents_of(path), "");
+}
+
+static void open_again(void *path) { log_file_open((const char *)path, false); }
+
+// a link in a run directory may lead anywhere
+static void test_links_are_not_followed(void **state) {
+    (void)state;
+    const char *victim = write_file("victim", "precious\n", 9), *path = temp_path("link");
+    assert_int_equal(symlink(victim, path), 0);
+    assert_stops(EXIT_RUN_FAILED, "it is a symbolic link", open_again, (void *)path);
+    mode_t before = umask(0);
+    LogFile log = log_file_open(path, true);
+    umask(before);
+    put_line(&log, 1);
+    log_file_close(&log);
+    assert_string_equal(contents_of(path), "line 1\n");
+    assert_string_equal(contents_of(victim), "precious\n");
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0644);
+}
+
+static void close_full(void *path) {
+    LogFile log = log_file_open((const char *)path, true);
+    limit_files(0);
+    log.failing = true;  // the warning was printed
+    put_line(&log, 1);
+    log_file_close(&log);
+}
+
+static void test_stops_with_lines_left(void **state) {
+    (void)state;
+    assert_stops(EXIT_RUN_FAILED, "the lines are lost", close_full, (void *)temp_path("left"));
+}
+
 int main(void) {
+    signal(SIGXFSZ, SIG_IGN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_pipe_has_every_field),
-        cmocka_unit_test(test_fields_leave_as_it_narrows),
+        cmocka_unit_test(test_a_terminal_cuts_the_line),
         cmocka_unit_test(test_mfu),
-        cmocka_unit_test(test_it_never_reaches_the_edge),
         cmocka_unit_test(test_numbers_of_tokens),
         cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
@@ -347,6 +393,10 @@ int main(void) {
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_killed_between_two_logs),
         cmocka_unit_test(test_a_folder_that_is_not_there),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_continues_a_file),
+        cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_stops_with_lines_left),
     };
     return cmocka_run_group_tests_name("logger", tests, NULL, NULL);
 }

@@ -11,19 +11,18 @@ defines: print_model_lines, print_machine_lines, print_notes
 
 // the examples of -i and -j, and their rows
 static inline void print_examples(const RunData *d, int T) {
-    const Examples *e = &d->examples;
-    const int lost[2] = {e->num_cut + d->val_examples.num_cut, e->num_left_out + d->val_examples.num_left_out};
-    uint64_t tokens = 0;
-    for (int i = 0; i < d->train_rows.first[d->train_rows.num_rows]; i++) {
-        tokens += (uint64_t)example_length(e, d->train_rows.members[i]);
-    }
-    printf("examples  %d in %d sequence%s of %d tokens, %.0f %% full, %" PRIu64 " targets; for validation %d "
-           "sequence%s\n",
-           d->train_rows.first[d->train_rows.num_rows], d->train_rows.num_rows,
-           plural_s((uint64_t)d->train_rows.num_rows), T, 100 * (double)tokens / ((double)d->train_rows.num_rows * T),
-           example_rows_targets(&d->train_rows), d->val_rows.num_rows, plural_s((uint64_t)d->val_rows.num_rows));
-    if (lost[0]) { printf("note      truncated to -t %d: %d of the examples\n", T, lost[0]); }
-    if (lost[1]) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, lost[1]); }
+    const ExampleRows *train = &d->train_rows;
+    const int cut = d->examples.num_cut + d->val_examples.num_cut;
+    const int left_out = d->examples.num_left_out + d->val_examples.num_left_out;
+    const int count = train->first[train->num_rows];
+    double tokens = 0;
+    for (int i = 0; i < count; i++) { tokens += example_length(&d->examples, train->members[i]); }
+    printf("examples  %d in %d sequences of %d tokens, %.0f %% full, %" PRIu64
+           " targets; for validation %d sequences\n",
+           count, train->num_rows, T, 100 * tokens / ((double)train->num_rows * T), example_rows_targets(train),
+           d->val_rows.num_rows);
+    if (cut) { printf("note      truncated to -t %d: %d of the examples\n", T, cut); }
+    if (left_out) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, left_out); }
 }
 
 // the model's size, its memory and its data
@@ -41,12 +40,7 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
                token_files_total(&data->val_files));
     }
     printf("%lld step%s of %lld tokens\n", max_steps, plural_s((uint64_t)max_steps), tokens_of_update(a));
-    if (data->by_default) { printf("note      -i is not given: llm.c's default, %s\n", a->train_data); }
-    if (data->default_model) { printf("note      -e is not given: llm.c's default, %s\n", a->model); }
     hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
-    if (a->hellaswag && !data->hellaswag_path) {
-        printf("note      no HellaSwag score: fetch " HELLASWAG_JSON " with scripts/get_data.sh hellaswag\n");
-    }
 }
 
 // the tensors in host memory, and the copies of an update; or the note that a CPU ignores --offload
@@ -97,29 +91,31 @@ static inline void print_vocabulary_note(const TrainArgs *a, const GPT2Config *c
            data_are_bytes(data) ? ", read as bytes," : "", data->files.vocab_size, c->vocab_size);
 }
 
-// notes: data of a smaller vocabulary, a run that saves nothing, flags without an effect; the step of a resumed run
+// notes: data of a smaller vocabulary, defaults taken, a run that saves nothing, flags without an effect; the step of a
+// resumed run
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
+    const struct {
+        bool shown;
+        const char *text, *file;
+    } notes[] = {
+        {data->by_default, "-i is not given: llm.c's default, ", a->train_data},
+        {data->default_model, "-e is not given: llm.c's default, ", a->model},
+        {a->hellaswag && !data->hellaswag_path, "no HellaSwag score: fetch " HELLASWAG_JSON,
+         " with scripts/get_data.sh hellaswag"},
+        {!a->run_dir, "nothing will be saved: -o is not given", ""},
+        {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
+        {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
+        {a->gather_again == 0 && (a->tensor_parallel == 1 || a->recompute >= RECOMPUTE_LAYERNORMS),
+         "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
+        {a->link > 0 && a->offload == 0 && !a->fit, "--link does nothing without --offload", ""},
+        {a->offload_pageable && a->offload == 0, "--offload-pageable does nothing without --offload", ""},
+        {a->gpu_log != default_args.gpu_log, "-lg does nothing: nvidia-smi -l 1 logs a GPU", ""},
+        {a->master != default_args.master && DT_FLOATX == DT_REAL,
+         "-w does nothing in this build, whose weights are fp32", ""},
+    };
     if (step == 0) { print_vocabulary_note(a, c, data); }
-    if (!a->run_dir) {
-        printf("note      nothing will be saved: -o is not given\n");
-    } else if (a->checkpoint_every == 0) {
-        printf("note      no checkpoint will be saved%s: -n is not given\n",
-               keeps_best(a) ? " that -y could resume from" : "");
-    }
-    if (a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK) {
-        printf("note      -rk does nothing below -r %d\n", RECOMPUTE_BLOCK);
-    }
-    if (a->gather_again == 0 && (a->tensor_parallel == 1 || a->recompute >= RECOMPUTE_LAYERNORMS)) {
-        printf("note      -ra 0 does nothing without -tp, and nothing from -r %d on, which saves no layernorms\n",
-               RECOMPUTE_LAYERNORMS);
-    }
-    if (a->link > 0 && a->offload == 0 && !a->fit) { printf("note      --link does nothing without --offload\n"); }
-    if (a->offload_pageable && a->offload == 0) {
-        printf("note      --offload-pageable does nothing without --offload\n");
-    }
-    if (a->gpu_log != default_args.gpu_log) { printf("note      -lg does nothing: nvidia-smi -l 1 logs a GPU\n"); }
-    if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
-        printf("note      -w does nothing in this build, whose weights are fp32\n");
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
+        if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].file); }
     }
     if (step > 0) { printf("resumed   at step %lld\n", step); }
     if (a->resume && step == 0) {

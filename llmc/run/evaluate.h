@@ -15,7 +15,7 @@ Rows        Sequences of a micro-batch have the length of the longest one, round
 #include "llmc/files/hellaswag.h"
 #include "llmc/run/data.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/signals.h"
+#include "llmc/run/schedule.h"
 #include "llmc/run/text.h"
 #include <assert.h>
 

@@ -10,7 +10,7 @@ Random    Token i of a text is drawn with random number i of its stream. Sample 
 #pragma once
 #include "llmc/common/rng.h"
 #include "llmc/run/sampler.h"
-#include "llmc/run/signals.h"
+#include "llmc/run/schedule.h"
 #include "llmc/run/text.h"
 
 #define SAMPLE_STREAM 0x73616D706C65u

@@ -1,91 +1,149 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
-defines: Logger, StepReport, logger_open, logger_truncate, logger_results, logger_step, logger_line, logger_val,
-         logger_hellaswag, logger_stopped, logger_saved, logger_best, logger_clear_line, logger_sync, logger_close
+defines: LogFile, log_file_open, log_file_line, log_file_sync, log_file_close, log_file_read, log_file_next_line,
+         StepReport, Logger, logger_line_step, logger_results, logger_truncate, logger_open, logger_print, logger_left,
+         logger_line, logger_step, logger_val, logger_hellaswag, logger_stopped, logger_saved, logger_best,
+         logger_clear_line, logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x; "skipped":"reason" if the update was skipped, and "origin":"finding" of
-               --nan-check. {"step":n,"val_loss":x} or
-               {"step":n,"hellaswag":x} for an evaluation, the first with "bits_per_byte":x if the tokenizer is known.
-               n counts finished updates. A resumed run deletes the lines of steps after its checkpoint.
+               --nan-check. {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first with
+               "bits_per_byte":x if the tokenizer is known. n counts finished updates. null: not finite.
 main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
-               a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
+               a training step. i counts updates from 0, so that i is n - 1.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
+
+A resumed run deletes the lines of steps after its checkpoint. A log survives a full disk: lines that cannot be written
+stay in memory, and each new line tries to write all of them again. The file never ends with half a line.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
 #include "llmc/files/part_file.h"
-#include "llmc/run/log_file.h"
 #include <math.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
-enum { ORIGIN_LENGTH = 512 };
-
-typedef struct {
-    long long step, max_steps;  // finished updates, and updates of the whole run
-    double loss, grad_norm, lr, ms, tokens;
-    double began;                // when the host began to enqueue the step, in seconds
-    double seconds_left;         // until the time limit; below 0: no limit
-    double peak_rate;            // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
-    const char *skipped;         // "" or why the update was skipped: skip_reason
-    char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
-} StepReport;
+// ---- a log that survives a full disk
 
 typedef struct {
-    LogFile *metrics;      // NULL: no metrics.jsonl
-    LogFile *main_log;     // NULL: no main.log
-    bool terminal;         // stdout is a terminal
-    double last_line;      // time of the last line of a step, in seconds
-    double smoothed_rate;  // tokens per second, exponentially averaged
-    int steps_seen;
-    StepReport last;  // the last step
-    bool shown;       // stdout has the line of the last step
-} Logger;
+    int fd;         // -1: no file
+    off_t written;  // bytes of the file
+    char *pending;  // lines that the file does not have yet
+    size_t length;  // of pending
+    bool failing;   // the last write failed
+    char path[PATH_LENGTH];
+} LogFile;
 
-// The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line.
+// Opens or creates a log, but never through a link. empty: begins it anew.
+static inline LogFile log_file_open(const char *path, bool empty) {
+    LogFile f = {-1, 0, NULL, 0, false, ""};
+    format_path(f.path, "%s", path);
+    bool removed = !empty || unlink(path) == 0 || errno == ENOENT;
+    if (removed) { f.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, FILE_MODE); }
+    if (f.fd < 0) {
+        run_error("could not open '%s': %s; make it a file in a writable folder, or give another -o", path,
+                  errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+    }
+    f.written = lseek(f.fd, 0, SEEK_END);
+    return f;
+}
+
+// Writes the pending lines. Returns 0 or an errno.
+static inline int log_file_write(LogFile *f) {
+    for (size_t done = 0; done < f->length;) {
+        ssize_t put = pwrite(f->fd, f->pending + done, f->length - done, f->written + (off_t)done);
+        if (put < 0 && errno == EINTR) { continue; }
+        if (put <= 0) {
+            int error = put < 0 ? errno : EIO, cut = ftruncate(f->fd, f->written);
+            (void)cut;  // half a line would stay until the next write, which begins at `written` too
+            return error;
+        }
+        done += (size_t)put;
+    }
+    f->written += (off_t)f->length;
+    f->length = 0;
+    return 0;
+}
+
+// Writes a line at once: a killed run loses no line. `format` ends with a newline. The first failure is a warning.
+__attribute__((format(printf, 2, 3))) static inline void log_file_line(LogFile *f, const char *format, ...) {
+    va_list values;
+    char *line = NULL;
+    if (f->fd < 0) { return; }
+    va_start(values, format);
+    int length = vasprintf(&line, format, values);
+    va_end(values);
+    if (length < 0) { run_error("out of host memory: a line of '%s'", f->path); }
+    f->pending = (char *)xrealloc(f->pending, f->length + (size_t)length);
+    memcpy(f->pending + f->length, line, (size_t)length);
+    f->length += (size_t)length;
+    free(line);
+    int error = log_file_write(f);
+    if (error && !f->failing) {
+        fflush(stdout);
+        fprintf(stderr,
+                "train_gpt2: warning: could not write '%s': %s; its lines stay in memory and are written when there is "
+                "room\n",
+                f->path, strerror(error));
+    }
+    f->failing = error != 0;
+}
+
+// Moves the written lines to the disk. A failure is a warning.
+static inline void log_file_sync(const LogFile *f) {
+    if (f->fd < 0 || fsync(f->fd) == 0) { return; }
+    fflush(stdout);
+    fprintf(stderr, "train_gpt2: warning: could not sync '%s': %s; a power cut may lose its last lines\n", f->path,
+            strerror(errno));
+}
+
+// Stops if lines are left that cannot be written. A quota or a network file system may report a failed write only at
+// fsync or close.
+static inline void log_file_close(LogFile *f) {
+    if (f->fd < 0) { return; }
+    int error = log_file_write(f);
+    if (!error && fsync(f->fd) != 0) { error = errno; }
+    if (close(f->fd) != 0 && !error) { error = errno; }
+    free(f->pending);
+    if (error) {
+        run_error("could not write the last lines of '%s': %s; the checkpoints are whole, and the lines are lost",
+                  f->path, strerror(error));
+    }
+}
+
+// ---- the logs of a run that resumes
+
+// Opens a log for reading. NULL: there is none. Stops at one that cannot be opened: its lines would be lost.
+static inline FILE *log_file_read(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (!file && errno != ENOENT) {
+        run_error("could not open '%s': %s; make it readable, then resume again", path, strerror(errno));
+    }
+    return file;
+}
+
+// Reads a line, with its newline, into *line (*room bytes), which the caller frees. Returns its length, 0 at the end;
+// file NULL: 0. Stops if the file cannot be read.
+static inline size_t log_file_next_line(FILE *file, char **line, size_t *room, const char *path) {
+    ssize_t length = file ? getline(line, room, file) : 0;
+    if (length < 0 && ferror(file)) {
+        run_error("could not read '%s': %s; make it readable, then resume again", path, strerror(errno));
+    }
+    return length > 0 ? (size_t)length : 0;
+}
+
+// The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line, and
+// for half a line, which a killed run may leave.
 static inline long long logger_line_step(const char *line) {
     long long step;
     char kind[4];
+    if (!strchr(line, '\n')) { return -1; }
     if (sscanf(line, "{\"step\":%18lld", &step) == 1) { return step; }
     if (sscanf(line, "s:%18lld %3[a-z]", &step, kind) == 2) { return strcmp(kind, "trl") == 0 ? step + 1 : step; }
     return -1;
-}
-
-// Whether a resumed run keeps a line. val, hellaswag: metrics.jsonl has these evaluations of `step`. A run that is
-// killed between its two logs evaluates again, and main.log gets the line then.
-static inline bool logger_keeps(const char *line, long long step, bool val, bool hellaswag) {
-    long long line_step = logger_line_step(line);
-    bool whole = strchr(line, '\n') != NULL;  // a killed run may leave half a line
-    if (!whole || line_step < 0 || line_step > step) { return false; }
-    if (line_step < step || *line != 's') { return true; }
-    return (val || !strstr(line, " tel:")) && (hellaswag || !strstr(line, " eval:"));
-}
-
-// Rewrites the file at `path`, metrics.jsonl or main.log, without the lines of steps after `step`, and of main.log also
-// without the evaluations of `step` that metrics.jsonl does not have.
-static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
-    FILE *old = log_file_read(path);
-    if (!old) { return; }
-    PartFile rewritten = part_open(path);
-    char *line = NULL;
-    size_t room = 0;
-    for (size_t length; (length = log_file_next_line(old, &line, &room, path)) > 0;) {
-        if (logger_keeps(line, step, val, hellaswag)) { part_put(&rewritten, line, length); }
-    }
-    free(line);
-    fclose(old);
-    int error = part_finish(&rewritten);
-    if (error) {
-        run_error("could not rewrite '%s': %s; the old file is unchanged, so make room and try again", path,
-                  strerror(error));
-    }
 }
 
 // *val, *hellaswag = whether metrics.jsonl of the run has these results of `step`
@@ -104,59 +162,79 @@ static inline void logger_results(const char *run_dir, long long step, bool *val
     if (file) { fclose(file); }
 }
 
-// opens a log of the run directory, without the lines of steps after `resumed_step`; 0 empties the file
-static inline LogFile *logger_open_file(const char *run_dir, const char *name, long long resumed_step) {
-    char path[PATH_LENGTH];
-    bool val, hellaswag;
-    format_path(path, "%s/%s", run_dir, name);
-    if (resumed_step > 0) {
-        logger_results(run_dir, resumed_step, &val, &hellaswag);
-        logger_truncate(path, resumed_step, val, hellaswag);
+// Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has these results of `step`.
+// main.log then loses the others: a run that was killed between its two logs evaluates again.
+static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
+    FILE *old = log_file_read(path);
+    if (!old) { return; }
+    PartFile rewritten = part_open(path);
+    char *line = NULL;
+    size_t room = 0;
+    for (size_t length; (length = log_file_next_line(old, &line, &room, path)) > 0;) {
+        long long at = logger_line_step(line);
+        bool again =
+            *line == 's' && at == step && ((!val && strstr(line, "tel:")) || (!hellaswag && strstr(line, "eval:")));
+        if (at >= 0 && at <= step && !again) { part_put(&rewritten, line, length); }
     }
-    return log_file_open(path, resumed_step == 0);
+    free(line);
+    fclose(old);
+    int error = part_finish(&rewritten);
+    if (error) {
+        run_error("could not rewrite '%s': %s; the old file is unchanged, so make room and try again", path,
+                  strerror(error));
+    }
 }
+
+// ---- the log of a run
+
+enum { ORIGIN_LENGTH = 512, LINE_LENGTH = 512 };
+
+typedef struct {
+    long long step, max_steps;  // finished updates, and updates of the whole run
+    double loss, grad_norm, lr, ms, tokens;
+    double began;                // when the host began to enqueue the step, in seconds
+    double seconds_left;         // until the time limit; below 0: no limit
+    double peak_rate;            // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
+    const char *skipped;         // "" or why the update was skipped: skip_reason
+    char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
+} StepReport;
+
+typedef struct {
+    LogFile metrics, main_log;
+    bool terminal;         // stdout is a terminal
+    double last_line;      // time of the last line of a step, in seconds
+    double smoothed_rate;  // tokens per second, exponentially averaged
+    int steps_seen;
+    StepReport last;  // the last step
+    bool shown;       // stdout has the line of the last step
+} Logger;
 
 // run_dir: NULL writes no files. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
 // nothing, since mpirun gives its processes a terminal even when it writes to a file. Close with logger_close.
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
+    char metrics[PATH_LENGTH], main_log[PATH_LENGTH];
+    bool val, hellaswag;
     memset(&log, 0, sizeof log);
     log.terminal = may_be_live && isatty(STDOUT_FILENO);
+    log.metrics.fd = log.main_log.fd = -1;
     if (!run_dir) { return log; }
-    log.metrics = logger_open_file(run_dir, "metrics.jsonl", resumed_step);
-    log.main_log = logger_open_file(run_dir, "main.log", resumed_step);
-    return log;
-}
-
-// prints a member of a JSON object; nan and inf become null
-static inline void logger_number(FILE *out, const char *name, double x) {
-    if (isfinite(x)) {
-        fprintf(out, ",\"%s\":%.9g", name, x);
-    } else {
-        fprintf(out, ",\"%s\":null", name);
+    format_path(metrics, "%s/metrics.jsonl", run_dir);
+    format_path(main_log, "%s/main.log", run_dir);
+    if (resumed_step > 0) {
+        logger_results(run_dir, resumed_step, &val, &hellaswag);
+        logger_truncate(metrics, resumed_step, val, hellaswag);
+        logger_truncate(main_log, resumed_step, val, hellaswag);
     }
-}
-
-// ends a line of metrics.jsonl
-static inline void logger_end_line(Logger *log) {
-    fputc('}', log->metrics->text);
-    log_file_end_line(log->metrics);
-}
-
-// writes a line to main.log
-__attribute__((format(printf, 2, 3))) static inline void logger_main_log(Logger *log, const char *format, ...) {
-    va_list values;
-    if (!log->main_log) { return; }
-    va_start(values, format);
-    vfprintf(log->main_log->text, format, values);
-    va_end(values);
-    log_file_end_line(log->main_log);
+    log.metrics = log_file_open(metrics, resumed_step == 0);
+    log.main_log = log_file_open(main_log, resumed_step == 0);
+    return log;
 }
 
 // Moves the lines of both logs to the disk.
 static inline void logger_sync(const Logger *log) {
-    if (log->metrics) { log_file_sync(log->metrics); }
-    if (log->main_log) { log_file_sync(log->main_log); }
+    log_file_sync(&log->metrics);
+    log_file_sync(&log->main_log);
 }
 
 // clears the live line of a terminal before something else is printed
@@ -164,19 +242,30 @@ static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
 
+// prints "step N | ..." as a line of its own
+__attribute__((format(printf, 3, 4))) static inline void logger_print(const Logger *log, long long step,
+                                                                      const char *format, ...) {
+    va_list values;
+    logger_clear_line(log);
+    printf("step %lld | ", step);
+    va_start(values, format);
+    vprintf(format, values);
+    va_end(values);
+    putchar('\n');
+    fflush(stdout);
+}
+
+// ---- a step
+
 // a number of tokens: "812", "43k", "2.15M", "9.90B", "1.20T"
 static inline void logger_tokens(char *text, size_t size, double tokens) {
+    const char *unit = "kMBT";
     if (tokens < 9999.5) {
         snprintf(text, size, "%.0f", tokens);
-    } else if (tokens < 999500) {
-        snprintf(text, size, "%.0fk", tokens / 1e3);
-    } else if (tokens < 999.5e6) {
-        snprintf(text, size, "%.2fM", tokens / 1e6);
-    } else if (tokens < 999.5e9) {
-        snprintf(text, size, "%.2fB", tokens / 1e9);
-    } else {
-        snprintf(text, size, "%.2fT", tokens / 1e12);
+        return;
     }
+    for (tokens /= 1e3; tokens >= 999.5 && *unit != 'T'; unit++) { tokens /= 1e3; }
+    snprintf(text, size, "%.*f%c", *unit == 'k' ? 0 : 2, tokens, *unit);
 }
 
 // "9:05 left", or from one hour on "11:03:58 left"
@@ -189,62 +278,63 @@ static inline void logger_left(char *text, size_t size, double seconds) {
     }
 }
 
-enum { LINE_LENGTH = 512 };
-
 // tokens from this step to the end of the run
 static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
 
-// The line of a step at `rate` tokens per second. Width 0 is a pipe: all fields are printed. On a terminal the line has
-// at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
-// if the rest does not fit either, the line is cut.
+// The line of a step at `rate` tokens per second. Width 0 is a pipe. On a terminal the most important fields come first,
+// and the line is cut to width - 1 columns, since a full line may wrap.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, TOKENS, LEFT, NOTE, FIELDS };
-    static const int least_important[] = {LR, NORM, TOKENS, MS, MFU, LEFT, RATE};
-    const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
-    const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
-    char field[FIELDS][64];
-    const size_t size = sizeof field[0];
-    snprintf(field[STEP], size, "step %lld/%lld", r->step, r->max_steps);
-    snprintf(field[LOSS], size, " | loss %.4f", r->loss);
-    snprintf(field[NORM], size, " | norm %.3f", r->grad_norm);
-    snprintf(field[LR], size, " | lr %.2e", r->lr);
-    snprintf(field[MS], size, " | %.1f ms", r->ms);
-    snprintf(field[RATE], size, " | %.0f tok/s", rate);
+    char mfu[32] = "", tokens[16], left[32], speed[16], skipped[64] = "";
+    if (r->peak_rate > 0) { snprintf(mfu, sizeof mfu, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
+    if (*r->skipped) { snprintf(skipped, sizeof skipped, " | skipped: %s", r->skipped); }
+    logger_tokens(tokens, sizeof tokens, tokens_left(r));
+    logger_tokens(speed, sizeof speed, rate);
+    logger_left(left, sizeof left, r->seconds_left);
     if (width > 0) {
-        logger_tokens(field[RATE] + 3, size - 3, rate);
-        strcat(field[RATE], " tok/s");
+        snprintf(line, width < LINE_LENGTH ? (size_t)width : (size_t)LINE_LENGTH,
+                 "step %lld/%lld | loss %.4f%s | %s tok/s | %s%s | %.1f ms | %s tokens left | norm %.3f | lr %.2e",
+                 r->step, r->max_steps, r->loss, skipped, speed, left, mfu, r->ms, tokens, r->grad_norm, r->lr);
+    } else {
+        snprintf(line, LINE_LENGTH,
+                 "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s%s | %s tokens left | %s%s",
+                 r->step, r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, rate, mfu, tokens, left, skipped);
     }
-    field[MFU][0] = 0;
-    if (r->peak_rate > 0) { snprintf(field[MFU], size, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
-    snprintf(field[TOKENS], size, " | ");
-    logger_tokens(field[TOKENS] + 3, size - 3, tokens_left(r));
-    strcat(field[TOKENS], " tokens left");
-    snprintf(field[LEFT], size, " | ");
-    logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
-    snprintf(field[NOTE], size, "%s%s", *r->skipped ? " | skipped: " : "", r->skipped);
-    size_t columns = 0;
-    for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
-    for (int i = 0; i < droppable && columns > room; i++) {
-        columns -= strlen(field[least_important[i]]);
-        field[least_important[i]][0] = 0;
-    }
-    line[0] = 0;
-    for (int f = 0; f < FIELDS; f++) { strncat(line, field[f], room - strlen(line)); }
-}
-
-// The current columns of the terminal at stdout, whose window may be resized; 80 if it does not report them.
-static inline int terminal_width(void) {
-    struct winsize window;
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
 }
 
 static inline void logger_show(const Logger *log, const StepReport *r) {
     char line[LINE_LENGTH];
-    logger_line(line, r, log->smoothed_rate, log->terminal ? terminal_width() : 0);
+    struct winsize window;  // may be resized; some terminals do not report it
+    bool known = log->terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
+    logger_line(line, r, log->smoothed_rate, !log->terminal ? 0 : known ? window.ws_col : 80);
     logger_clear_line(log);
     fputs(line, stdout);
     if (!log->terminal) { putchar('\n'); }
     fflush(stdout);
+}
+
+// appends a member to a JSON object; nan and inf become null
+static inline void logger_number(char line[LINE_LENGTH], const char *name, double x) {
+    size_t length = strlen(line);
+    if (isfinite(x)) {
+        snprintf(line + length, LINE_LENGTH - length, ",\"%s\":%.9g", name, x);
+    } else {
+        snprintf(line + length, LINE_LENGTH - length, ",\"%s\":null", name);
+    }
+}
+
+static inline void logger_step_metrics(Logger *log, const StepReport *r, double rate) {
+    char line[LINE_LENGTH] = "";
+    logger_number(line, "loss", r->loss);
+    logger_number(line, "grad_norm", r->grad_norm);
+    logger_number(line, "lr", r->lr);
+    logger_number(line, "ms", r->ms);
+    logger_number(line, "tokens_per_s", rate);
+    logger_number(line, "tokens_left", tokens_left(r));
+    if (r->peak_rate > 0) { logger_number(line, "mfu", rate / r->peak_rate); }
+    log_file_line(&log->metrics, "{\"step\":%lld%s%s%s%s%s%s%s}\n", r->step, line, *r->skipped ? ",\"skipped\":\"" : "",
+                  r->skipped, *r->skipped ? "\"" : "", *r->origin ? ",\"origin\":\"" : "", r->origin,
+                  *r->origin ? "\"" : "");
+    log_file_line(&log->main_log, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", r->step - 1, r->loss, r->lr, r->grad_norm);
 }
 
 static inline void logger_step(Logger *log, StepReport r) {
@@ -252,59 +342,16 @@ static inline void logger_step(Logger *log, StepReport r) {
     log->steps_seen++;
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
-    if (log->metrics) {
-        FILE *metrics = log->metrics->text;
-        fprintf(metrics, "{\"step\":%lld", r.step);
-        logger_number(metrics, "loss", r.loss);
-        logger_number(metrics, "grad_norm", r.grad_norm);
-        logger_number(metrics, "lr", r.lr);
-        logger_number(metrics, "ms", r.ms);
-        logger_number(metrics, "tokens_per_s", rate);
-        logger_number(metrics, "tokens_left", tokens_left(&r));
-        if (r.peak_rate > 0) { logger_number(metrics, "mfu", rate / r.peak_rate); }
-        if (*r.skipped) { fprintf(metrics, ",\"skipped\":\"%s\"", r.skipped); }
-        if (*r.origin) { fprintf(metrics, ",\"origin\":\"%s\"", r.origin); }
-        logger_end_line(log);
-    }
-    logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm);
-    double wait = log->terminal ? 0.1 : 1.0;
+    logger_step_metrics(log, &r, rate);
     double by_steps = tokens_left(&r) / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
-    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped;
+    bool due = now - log->last_line >= (log->terminal ? 0.1 : 1.0);
+    log->shown = due || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped;
     log->last = r;
-    log->shown = due;
-    if (!due) { return; }
+    if (!log->shown) { return; }
     log->last_line = now;
     logger_show(log, &r);
-    if (*r.origin) {
-        logger_clear_line(log);
-        printf("step %lld | %s\n", r.step, r.origin);
-    }
-}
-
-// prints and logs an evaluation, as `words` on stdout and `key` in metrics.jsonl. bits_per_byte: NAN is left out.
-static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value,
-                                     double bits_per_byte) {
-    logger_clear_line(log);
-    printf("step %lld | %s %.4f", step, words, value);
-    if (!isnan(bits_per_byte)) { printf(" | bits per byte %.4f", bits_per_byte); }
-    putchar('\n');
-    fflush(stdout);
-    if (!log->metrics) { return; }
-    fprintf(log->metrics->text, "{\"step\":%lld", step);
-    logger_number(log->metrics->text, key, value);
-    if (!isnan(bits_per_byte)) { logger_number(log->metrics->text, "bits_per_byte", bits_per_byte); }
-    logger_end_line(log);
-}
-
-static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
-    logger_main_log(log, "s:%lld tel:%.4f", step, val_loss);
-    logger_evaluation(log, step, "validation loss", "val_loss", val_loss, bits_per_byte);
-}
-
-static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
-    logger_main_log(log, "s:%lld eval:%.4f", step, accuracy);
-    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy, NAN);
+    if (*r.origin) { logger_print(log, r.step, "%s", r.origin); }
 }
 
 // prints the last step, and why the run ends before max_steps
@@ -316,27 +363,44 @@ static inline void logger_stopped(Logger *log, long long step, long long max_ste
     fflush(stdout);
 }
 
+// ---- evaluations and checkpoints
+
+// bits_per_byte: NAN is left out
+static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
+    char bits[64] = "", line[LINE_LENGTH] = "";
+    logger_number(line, "val_loss", val_loss);
+    if (!isnan(bits_per_byte)) {
+        snprintf(bits, sizeof bits, " | bits per byte %.4f", bits_per_byte);
+        logger_number(line, "bits_per_byte", bits_per_byte);
+    }
+    log_file_line(&log->main_log, "s:%lld tel:%.4f\n", step, val_loss);
+    logger_print(log, step, "validation loss %.4f%s", val_loss, bits);
+    log_file_line(&log->metrics, "{\"step\":%lld%s}\n", step, line);
+}
+
+static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
+    log_file_line(&log->main_log, "s:%lld eval:%.4f\n", step, accuracy);
+    logger_print(log, step, "HellaSwag accuracy %.4f", accuracy);
+    log_file_line(&log->metrics, "{\"step\":%lld,\"hellaswag\":%.9g}\n", step, accuracy);
+}
+
 // Prints the folder of a checkpoint, the milliseconds that training waited for the save, and the CRC32C of its two
 // files of tensors. Different numbers of two runs show different bits of the weights or of the optimizer state. Equal
 // numbers of different bits have a chance of 2^-32. metrics.jsonl has no line for a checkpoint.
 static inline void logger_saved(const Logger *log, long long step, const char *folder, double paused, uint32_t weights,
                                 uint32_t optimizer) {
-    logger_clear_line(log);
-    printf("step %lld | saved %s | paused %.1f ms | weights %08x, optimizer %08x\n", step, folder, paused, weights,
-           optimizer);
-    fflush(stdout);
+    logger_print(log, step, "saved %s | paused %.1f ms | weights %08x, optimizer %08x", folder, paused, weights,
+                 optimizer);
 }
 
-// prints that RUN/best is now the checkpoint of this step
+// RUN/best is now the checkpoint of this step
 static inline void logger_best(const Logger *log, long long step, const char *run_dir) {
-    logger_clear_line(log);
-    printf("step %lld | lowest validation loss: %s/best is its checkpoint\n", step, run_dir);
-    fflush(stdout);
+    logger_print(log, step, "lowest validation loss: %s/best is its checkpoint", run_dir);
 }
 
 static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
-    if (log->main_log) { log_file_write(log->main_log); }  // before log_file_close, which may stop
-    if (log->metrics) { log_file_close(log->metrics); }
-    if (log->main_log) { log_file_close(log->main_log); }
+    log_file_write(&log->main_log);  // before log_file_close, which may stop
+    log_file_close(&log->metrics);
+    log_file_close(&log->main_log);
 }

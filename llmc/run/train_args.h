@@ -2,7 +2,7 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
+defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
          EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
          accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
          chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
@@ -13,8 +13,11 @@ defines: RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, E
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/flags.h"
-#include "llmc/run/schedule.h"
 #include <ctype.h>
+
+// -k, in the order of SCHEDULE_CHOICES
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+#define SCHEDULE_CHOICES "cosine linear constant wsd"
 
 // -r: a level of llmc/memory/activations.h, or auto
 #define RECOMPUTE_CHOICES "0 1 2 3 4 auto"
