@@ -31,8 +31,6 @@ waits=(
     'llmc/parallel/zero.h|^    if \(z->buffered\[layer_buffer\(bucket\)\] == bucket\)|    if (z->buffered[bucket % 2])'
     'llmc/parallel/zero.h|^    zero_empty_buffers\(z\);|'
     'llmc/parallel/zero.h|^    zero_gather_changed\(z\);|'
-    'llmc/parallel/zero.h|^    zero_wait_all\(z\);|'
-    'llmc/parallel/replicas.h|^    zero_all_params_wait\(|    no_wait('
     'train_gpt2.cu|^    zero_params_wait\(|    no_wait('
     'train_gpt2.cu|^ +wait_for_params\(|    no_wait('
     'llmc/parallel/zero.h|z->device->copy_wait\(|no_wait('

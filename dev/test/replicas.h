@@ -11,7 +11,8 @@ defines: replicas_wait, hash_data_parallel, hash_replicated_tensors
 
 // Waits until the host may read all state: parameters are all-gathered and enqueued work is done.
 static inline void replicas_wait(Zero *z, Comm *world) {
-    zero_all_params_wait(z);
+    zero_gather_changed(z);
+    zero_wait_all(z);
     world->device->event_record(0, z->ex);
     comm_event_synchronize(0, world, z->ex);
 }

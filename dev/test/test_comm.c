@@ -200,19 +200,25 @@ static void test_id_file_refusals(void **state) {
         assert_stops(2, "is no private file of this rank's user", wait_for_id, path);
     }
     comm_timeout = 600;
-    assert_stops(2, "could not be written (No such file or directory): give -pf", write_id, (char *)"/nonexistent/id");
+    assert_stops(2, "could not be written (No such file or directory); give -pf", write_id, (char *)"/nonexistent/id");
+}
+
+static void find_path(void *folder) {
+    char path[PATH_LENGTH];
+    id_file_path(path, (const char *)folder);
 }
 
 static void test_id_file_path(void **state) {
     (void)state;
     char path[PATH_LENGTH];
     unsetenv("SLURM_JOB_ID");
-    id_file_path(path, "/shared");
-    assert_string_equal(path, "/shared/nccl_id");
+    id_file_path(path, "/tmp");
+    assert_string_equal(path, "/tmp/nccl_id");
     setenv("SLURM_JOB_ID", "42", 1);
-    id_file_path(path, "/shared");
-    assert_string_equal(path, "/shared/nccl_id_42");
+    id_file_path(path, "/tmp");
+    assert_string_equal(path, "/tmp/nccl_id_42");
     unsetenv("SLURM_JOB_ID");
+    assert_stops(2, "-pf /none: No such file or directory; give a folder", find_path, (char *)"/none");
 }
 
 static void test_awake_clock(void **state) {

@@ -16,6 +16,9 @@ Whoever has the id can join the run, so the file is private (mode 0600), and a r
 // Slurm's job id keeps jobs apart that share a folder.
 static inline void id_file_path(char *path, const char *folder) {
     const char *job = getenv("SLURM_JOB_ID");
+    if (access(folder, W_OK) != 0) {
+        input_error("-pf %s: %s; give a folder that all ranks can write to", folder, strerror(errno));
+    }
     format_path(path, "%s/nccl_id%s%s", folder, job ? "_" : "", job ? job : "");
 }
 
@@ -27,7 +30,7 @@ static inline void id_file_write(const char *path, const void *id, size_t bytes)
     bool written = fd >= 0 && write(fd, id, bytes) == (ssize_t)bytes;
     if (fd >= 0 && close(fd) != 0) { written = false; }
     if (written && rename(part, path) == 0) { return; }
-    input_error("%s could not be written (%s): give -pf a folder that all ranks can write to", path, strerror(errno));
+    input_error("%s could not be written (%s); give -pf another folder", path, strerror(errno));
 }
 
 static inline void id_file_touch(const char *path) { utimensat(AT_FDCWD, path, NULL, 0); }

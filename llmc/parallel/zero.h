@@ -26,8 +26,8 @@ Sums over micro-batches are computed on the device. fp32 sums of P parameters th
 for a micro-batch: at 25 GB/s, both ways at once, 0.16 ns a parameter. Sums on the host would move 2 P bytes over the
 link; to add them would read and write 10 P bytes of host memory: at 50 GB/s 0.2 ns a parameter.
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param_name, zero_owned_params, zero_owned_grads,
-         zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step,
-         zero_grad_mode, zero_grads_prefetch, zero_grads_acquire, zero_grads_reduce, zero_grads_wait,
+         zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all, zero_params_changed,
+         zero_micro_step, zero_grad_mode, zero_grads_prefetch, zero_grads_acquire, zero_grads_reduce, zero_grads_wait,
          zero_gathers_layers, zero_norm_squared
 */
 #pragma once
@@ -230,12 +230,6 @@ static inline void zero_params_wait(Zero *z, int bucket, int next) {
 // Work enqueued from now on may read every bucket whose all-gather or upload has begun.
 static inline void zero_wait_all(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_params_wait(z, b); }
-}
-
-// Work enqueued from now on may read all parameters, without layers that are gathered for each use.
-static inline void zero_all_params_wait(Zero *z) {
-    zero_gather_changed(z);
-    zero_wait_all(z);
 }
 
 // whether operations read other memory than this rank stores
