@@ -109,7 +109,7 @@ fetch_merges() { # PREFIX
 # tokenize OUT FILE FLAG...: writes token shards, unless they are there
 tokenize() {
     local out=$folder/$1 text=$2
-    [ ! -e "${out}_train_000001.bin" ] || [ -e "${out}_tokenize.json" ] || return 0
+    [ ! -e "${out}_train_000001.bin" ] || return 0
     [ -x "$program" ] || stop 2 "there is no $program to tokenize with; build it with make"
     "$program" --device cpu -i "$text" --tokenizer "$folder/${1}_merges.txt" --tokenize "$out" "${@:3}"
 }
@@ -128,10 +128,10 @@ tinystories)
     fetch "$stories/TinyStoriesV2-GPT4-valid.txt" "$folder/TinyStoriesV2-GPT4-valid.txt"
     fetch_merges tinystories
     cp "$folder/tinystories_merges.txt" "$folder/valid_merges.txt"
-    tokenize tinystories "$folder/TinyStoriesV2-GPT4-train.txt" --separator '<|endoftext|>' --val-share 0
+    tokenize tinystories "$folder/TinyStoriesV2-GPT4-train.txt" --val-share 0
     # the published validation stories, as the validation shard
     if [ ! -e "$folder/tinystories_val_000000.bin" ]; then
-        tokenize valid "$folder/TinyStoriesV2-GPT4-valid.txt" --separator '<|endoftext|>' --val-share 0
+        tokenize valid "$folder/TinyStoriesV2-GPT4-valid.txt" --val-share 0
         mv "$folder/valid_train_000001.bin" "$folder/tinystories_val_000000.bin"
     fi
     rm -f "$folder/valid_merges.txt"

@@ -110,7 +110,7 @@ def check_ids(folder, vocab, english, megabytes, encoding):
     with path.open("w", encoding="utf-8") as file:
         for i, document in enumerate(documents):
             file.write(json.dumps({"text": document}, ensure_ascii=i % 2 == 0) + "\n")
-    shard, _ = tokenize(folder, vocab, path, "mixed", "--shard-tokens", "2000000000")
+    shard, _ = tokenize(folder, vocab, path, "mixed")
     ids, at = shard_ids(shard), 0
     for number, document in enumerate(documents, 1):
         expected = [*encoding.encode_ordinary(document), encoding.eot_token]

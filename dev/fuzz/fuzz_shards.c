@@ -1,7 +1,7 @@
 // Fuzzes token shards and text to train on, with the loader that reads them in a thread.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/binary_kind.h"
 #include "llmc/files/dataloader.h"
+#include "llmc/files/file_kind.h"
 
 // A stopped reader leaves the loader open, so the loader is no local variable.
 static DataLoader *fuzzed_loader(void) {
@@ -30,7 +30,7 @@ static void read_shards(FuzzBytes input) {
     int kind = fuzz_choice(&input, 2), T = 1 + fuzz_choice(&input, 16), B = 1 + fuzz_choice(&input, 3);
     const char *path = fuzz_write(names[kind], input);
     TokenFiles files = token_files_open("-i", path), train, val;
-    if (token_files_are_text(&files)) { binary_refuse("-i", path); }
+    if (token_files_are_text(&files)) { refuse_binary("-i", path); }
     token_files_split(&files, 0.25, &train, &val);
     token_files_fingerprint(&files);
     token_files_check_ids(&files, files.vocab_size);

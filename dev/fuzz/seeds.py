@@ -169,15 +169,6 @@ def states():
                        {"step": 3, "hellaswag": 0.25}).replace(b" ", b"") + b"s:3 tel:2.5\n{\"step\":5"
 
 
-def places():  # of --tokenize, in the corpus of fuzz_corpus.c
-    place = {"command": "0123456789abcdef", "file": 0, "offset": 7, "line": 2, "starts_line": 1, "in_document": 0,
-             "documents": 1, "shards": 1, "train_tokens": 40, "val_tokens": 40}
-    for change in ({}, {"file": 1}, {"file": 2}, {"offset": 9e15}, {"file": 1, "offset": 0}, {"shards": 0},
-                   {"shards": 999999, "train_tokens": 0}, {"train_tokens": 99}, {"train_tokens": 100},
-                   {"val_tokens": 2**31 - 1}, {"command": "x"}):
-        yield b"3" + json.dumps({**place, **change}).encode()
-
-
 def inputs():
     st = [("a", [2, 3]), ("b", []), ("c", [0])]
     return {
@@ -193,7 +184,7 @@ def inputs():
                                          {"role": "assistant", "content": "a\nb"}]})],
         "corpus": [b"0" + lines({"text": "one"}, {"text": "two\u0000\ud83d\ude00", "id": 1}), b"10one\r\ntwo\n",
                    b"1\x1f" + b"a line of a longer text \xc3\xa9\n" * 99,
-                   b"20one\n%%\ntwo\r\n%%\r\nthree %%\n%%", *places()],
+                   b"10one\n<|endoftext|>\ntwo\r\n<|endoftext|>\r\nthree <|endoftext|>\n<|endoftext|>"],
         "caches": [b"0NVIDIA H100\t120205\tkey 1\t3\t" + b"0a" * 64 + b"\t12.50\n", b"1GPU\t 1 0 2\nGPU\tfailed\n",
                    b'2{"CPU":[10.5,7],"another":[1,2]}'],
         "manifest": list(manifests()),

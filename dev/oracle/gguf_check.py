@@ -3,7 +3,7 @@
 
     gguf_check.py numbers MODEL.gguf FOLDER           every tensor against model.safetensors in FOLDER
     gguf_check.py keys MODEL.gguf                     the keys and values as JSON
-    gguf_check.py tensors MODEL.gguf FOLDER           as numbers, through gguf and its quantisers
+    gguf_check.py tensors MODEL.gguf FOLDER           the same through the package gguf
     gguf_check.py generate MODEL.gguf N PROMPT        llama.cpp's N likeliest tokens after PROMPT, as text
     gguf_check.py tokens MODEL.gguf TEXT_FILE         llama.cpp's ids of a text, as uint16
     gguf_check.py loss MODEL.gguf TEXT_FILE           the mean loss of a text's first tokens, in nats
@@ -25,7 +25,7 @@ import model_files
 NAMES = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "attn_norm": "ln_1", "ffn_norm": "ln_2",
          "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 TRANSPOSED = {"attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight"}
-TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
+TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
 def safetensors_name(name):
@@ -70,7 +70,7 @@ def read_gguf(path):
     tensors = {}
     for name, sizes, kind, offset in table:
         count = math.prod(sizes)
-        size = count // 32 * 34 if kind == "Q8_0" else count * (4 if kind == "F32" else 2)
+        size = count * (4 if kind == "F32" else 2)
         if start + offset != end or any(raw[at:end]):
             sys.exit(f"{name} begins at byte {start + offset}, expected {end} after zeros")
         tensors[name] = sizes, kind, raw[end : end + size]
@@ -80,22 +80,6 @@ def read_gguf(path):
     return keys, tensors
 
 
-def as_float32(x):
-    return struct.unpack("<f", struct.pack("<f", x))[0]
-
-
-def q8_0(floats):
-    """blocks of an fp16 scale and 32 int8, a half rounded away from zero"""
-    blocks = bytearray()
-    for i in range(0, len(floats), 32):
-        block = floats[i : i + 32]
-        scale = as_float32(max(map(abs, block)) / 127)
-        inverse = as_float32(1 / scale) if struct.pack("<e", scale) != b"\0\0" else 0
-        scaled = [as_float32(x * inverse) for x in block]
-        blocks += struct.pack("<e32b", scale, *(int(math.copysign(math.floor(abs(x) + 0.5), x)) for x in scaled))
-    return bytes(blocks)
-
-
 def encoded(words, kind):
     """the bytes of F32 numbers, given as bits, in a type of the file"""
     if kind == "F32":
@@ -103,7 +87,7 @@ def encoded(words, kind):
     if kind == "BF16":
         return array.array("H", map(model_files.nearest_bf16, words)).tobytes()
     floats = array.array("f", words.tobytes())
-    return q8_0(floats) if kind == "Q8_0" else struct.pack(f"<{len(floats)}e", *floats)
+    return struct.pack(f"<{len(floats)}e", *floats)
 
 
 def check_numbers(model, folder):

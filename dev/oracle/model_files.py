@@ -3,7 +3,7 @@
 
     python3 dev/oracle/model_files.py FOLDER OUT.bin [bf16]    llm.c's model file, version 3, or 5 with bf16
     python3 dev/oracle/model_files.py FOLDER OUT COUNT         a folder: COUNT .safetensors files and their index
-    python3 dev/oracle/model_files.py FOLDER OUT BF16|F16      a folder: model.safetensors with the numbers rounded
+    python3 dev/oracle/model_files.py FOLDER OUT F32|BF16|F16  a folder: model.safetensors with numbers of that type
 
 FOLDER holds config.json and model.safetensors in F32, BF16 or F16, as the trainer and transformers write them.
 """
@@ -107,6 +107,8 @@ def write_rounded(folder, out, dtype):
         numbers = words(entry, data)
         if dtype == "BF16":
             data = array.array("H", map(nearest_bf16, numbers)).tobytes()
+        elif dtype == "F32":
+            data = numbers.tobytes()
         else:
             data = struct.pack(f"<{len(numbers)}e", *array.array("f", numbers.tobytes()))
         rounded[name] = ({**entry, "dtype": dtype}, data)
@@ -120,7 +122,7 @@ def main():
         write_llmc(sys.argv[1], sys.argv[2], len(sys.argv) == 4)
     elif len(sys.argv) == 4 and sys.argv[3].isdecimal() and int(sys.argv[3]) > 0:
         write_several(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    elif len(sys.argv) == 4 and sys.argv[3] in ("BF16", "F16"):
+    elif len(sys.argv) == 4 and sys.argv[3] in ("F32", "BF16", "F16"):
         write_rounded(*sys.argv[1:])
     else:
         sys.exit(__doc__)

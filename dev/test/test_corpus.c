@@ -1,9 +1,8 @@
-/*
-The documents of a corpus: separators, pieces of long texts, JSON lines, pipes, and positions to go on from.
-*/
+// corpus.h and shard_writer.h: the ends of documents, pieces of long texts, JSON lines, and shards of any size.
 #include "testing.h"
 #include "llmc/common/rng.h"
 #include "llmc/files/corpus.h"
+#include "llmc/files/shard_writer.h"
 
 // ---- the documents of a file, each followed by '|'; a piece that ends no document by '+'
 
@@ -19,38 +18,29 @@ static void list(Listing *l, const char *text, size_t bytes) {
     l->text[l->bytes] = 0;
 }
 
-static void list_document(Listing *l, const CorpusPiece *piece, const char *field) {
-    char *line = (char *)xmalloc(piece->bytes + 1);
-    cJSON *json;
-    const char *trouble;
-    memcpy(line, piece->text, piece->bytes);
-    const char *text = corpus_document(line, piece->bytes, field, &json, &trouble);
-    if (!text) { text = trouble; }
-    list(l, text, strlen(text));
-    cJSON_Delete(json);
-    free(line);
-}
-
 // the caller frees .text
-static Listing list_corpus(const char *path, const char *field, const char *separator) {
-    Corpus corpus = corpus_open(path, field, separator);
+static Listing list_corpus(const char *path, const char *field) {
+    Corpus corpus = corpus_open("-i", path, field);
     CorpusPiece piece;
     Listing l = {NULL, 0};
     list(&l, "", 0);
-    while (corpus_next(&corpus, &piece)) {
-        if (piece.is_json) {
-            list_document(&l, &piece, corpus.field);
-        } else {
-            list(&l, piece.text, piece.bytes);
-        }
+    for (uint64_t before = 0; corpus_next(&corpus, &piece); before = corpus.bytes_read) {
+        cJSON *json = NULL;
+        const char *trouble = NULL, *text = piece.text;
+        if (piece.is_json) { text = corpus_document(piece.text, piece.bytes, corpus.field, &json, &trouble); }
+        if (!text) { text = trouble; }
+        list(&l, text, piece.is_json ? strlen(text) : piece.bytes);
         list(&l, piece.ends_document ? "|" : "+", 1);
+        cJSON_Delete(json);
+        assert_true(corpus.bytes_read > before);
     }
+    assert_int_equal(corpus.bytes_read, corpus_bytes(&corpus));
     corpus_close(&corpus);
     return l;
 }
 
 static void assert_lists(const char *name, const char *text, const char *expected) {
-    Listing found = list_corpus(write_file(name, text, strlen(text)), NULL, strchr(name, '=') ? "==" : NULL);
+    Listing found = list_corpus(write_file(name, text, strlen(text)), NULL);
     // a piece without bytes outside of a document lists as '+'
     char *to = found.text;
     for (const char *from = found.text; *from; from++) {
@@ -61,16 +51,20 @@ static void assert_lists(const char *name, const char *text, const char *expecte
     free(found.text);
 }
 
+#define END "<|endoftext|>"
+
 static void test_text(void **state) {
     (void)state;
-    assert_lists("a.txt", "one\ntwo\n", "one\ntwo\n|");
-    assert_lists("a.txt", "", "");
-    assert_lists("=.txt", "", "");
-    assert_lists("=.txt", "one\n==\ntwo", "one\n|two|");
-    assert_lists("=.txt", "one\r\n==\r\ntwo\n==\n", "one\r\n|two\n|");
-    assert_lists("=.txt", "==\n==\none\n==\n==\n\n==", "one\n|\n|");
-    assert_lists("=.txt", "a == b\n===\n== \n ==\nx==", "a == b\n===\n== \n ==\nx==|");
-    assert_lists("=.txt", "a\n==", "a\n|");
+    static const char *const cases[][2] = {
+        {"one\ntwo\n", "one\ntwo\n|"},
+        {"", ""},
+        {"one\n" END "\ntwo", "one\n|two|"},
+        {"one\r\n" END "\r\ntwo\n" END "\n", "one\r\n|two\n|"},
+        {END "\n" END "\none\n" END "\n" END "\n\n" END, "one\n|\n|"},
+        {"a " END " b\n" END "=\n" END " \n " END "\nx" END, "a " END " b\n" END "=\n" END " \n " END "\nx" END "|"},
+        {"a\n" END, "a\n|"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_lists("a.txt", cases[i][0], cases[i][1]); }
 }
 
 // A separator near the end of a piece, behind text with and without places to cut.
@@ -80,7 +74,7 @@ static void test_separator_at_a_cut(void **state) {
     enum { BYTES = CORPUS_PIECE + 100 };
     char *text = (char *)xmalloc(BYTES + 64), *expected = (char *)xmalloc(BYTES + 64);
     for (int f = 0; f < 3; f++) {
-        for (int before = CORPUS_PIECE - 12; before < CORPUS_PIECE + 12; before++) {
+        for (int before = CORPUS_PIECE - 24; before < CORPUS_PIECE + 24; before++) {
             int width = (int)strlen(fillers[f]), at = 0;
             while (at + width <= before) {
                 memcpy(text + at, fillers[f], (size_t)width);
@@ -89,8 +83,8 @@ static void test_separator_at_a_cut(void **state) {
             while (at < before) { text[at++] = '.'; }
             text[at] = 0;
             snprintf(expected, BYTES + 64, "%s\n|after|", text);
-            strcat(text, "\n==\nafter");
-            assert_lists("=.txt", text, expected);
+            strcat(text, "\n" END "\nafter");
+            assert_lists("a.txt", text, expected);
         }
     }
     free(text);
@@ -99,7 +93,7 @@ static void test_separator_at_a_cut(void **state) {
 
 // The pieces of a long text are about 64 KiB long and give the text again.
 static void assert_pieces(const char *path, const char *text, size_t bytes, size_t longest) {
-    Corpus corpus = corpus_open(path, NULL, NULL);
+    Corpus corpus = corpus_open("-i", path, NULL);
     CorpusPiece piece;
     size_t at = 0;
     bool ended = false;
@@ -147,7 +141,7 @@ static void test_json(void **state) {
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
         assert_lists("a.jsonl", other[i], "has no string in the field; name the field of the text with --field|");
     }
-    Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body", NULL);
+    Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");
     assert_string_equal(found.text, "b|");
     free(found.text);
 }
@@ -159,70 +153,82 @@ static void test_long_line(void **state) {
     int at = sprintf(text, "{\"text\":\"");
     memset(text + at, 'a', BYTES);
     strcpy(text + at + BYTES, "\"}\n{\"text\":\"next\"}\n");
-    Listing found = list_corpus(write_file("long.jsonl", text, strlen(text)), NULL, NULL);
+    Listing found = list_corpus(write_file("long.jsonl", text, strlen(text)), NULL);
     assert_int_equal(found.bytes, BYTES + 6);
     assert_string_equal(found.text + BYTES, "|next|");
     free(found.text);
     free(text);
 }
 
-// ---- positions
+// ---- shards
 
-// From every place between two pieces, a second reader finds the rest.
-static void assert_goes_on(const char *pattern, const char *separator) {
-    Corpus corpus = corpus_open(pattern, NULL, separator);
-    CorpusPiece piece;
-    Listing all = list_corpus(pattern, NULL, separator);
-    size_t listed = 0;
-    int places = 0;
-    do {
-        CorpusPosition at = corpus_position(&corpus);
-        Corpus later = corpus_open(pattern, NULL, separator);
-        CorpusPiece rest;
-        Listing l = {NULL, 0};
-        list(&l, "", 0);
-        corpus_seek(&later, at);
-        while (corpus_next(&later, &rest)) {
-            if (rest.is_json) {
-                list_document(&l, &rest, CORPUS_FIELD);
-            } else {
-                list(&l, rest.text, rest.bytes);
-            }
-            list(&l, rest.ends_document ? "|" : "+", 1);
-        }
-        assert_true(l.bytes <= all.bytes);
-        assert_string_equal(l.text, all.text + (all.bytes - l.bytes));
-        assert_true(places == 0 ? l.bytes == all.bytes : l.bytes < listed);
-        listed = l.bytes;
-        places++;
-        free(l.text);
-        corpus_close(&later);
-    } while (corpus_next(&corpus, &piece));
-    assert_true(places > 4);
-    free(all.text);
-    corpus_close(&corpus);
+static uint16_t shard_token(size_t i) { return (uint16_t)rng_bits(4, 0, i); }
+
+// tokens appended `step` at a time are those of the shards, which have their names only when all are whole
+static void assert_shards(size_t count, size_t step, const char *name) {
+    enum { SHARD = 1000 };
+    char out[256], pattern[300], first[300];
+    snprintf(out, sizeof out, "%s", temp_path(name));
+    snprintf(first, sizeof first, "%s_train_000001.bin", out);
+    snprintf(pattern, sizeof pattern, "%s_train_*.bin", out);
+    ShardWriter w = shard_writer_open(out, 65536, SHARD);
+    uint16_t *tokens = (uint16_t *)xmalloc(step * sizeof *tokens);
+    for (size_t at = 0, n; at < count; at += n) {
+        n = count - at < step ? count - at : step;
+        for (size_t i = 0; i < n; i++) { tokens[i] = shard_token(at + i); }
+        shard_writer_append(&w, SHARD_TRAIN, tokens, n);
+        assert_int_equal(access(first, F_OK), -1);
+    }
+    free(tokens);
+    shard_writer_close(&w);
+    TokenFiles files = token_files_open("-i", pattern);
+    assert_int_equal(files.num_files, (count + SHARD - 1) / SHARD);
+    assert_int_equal(files.vocab_size, 65536);
+    TokenReader reader = token_reader_open(&files, SHARD, 65536);
+    int ids[SHARD];
+    for (int f = 0; f < files.num_files; f++) {
+        size_t n = count - (size_t)f * SHARD < SHARD ? count - (size_t)f * SHARD : SHARD;
+        assert_int_equal(files.files[f].num_tokens, n);
+        assert_true(token_reader_read(&reader, ids, f, 0, n));
+        for (size_t i = 0; i < n; i++) { assert_int_equal(ids[i], shard_token((size_t)f * SHARD + i)); }
+    }
+    token_reader_close(&reader);
+    token_files_close(&files);
 }
 
-static void test_positions(void **state) {
+static void test_shards(void **state) {
     (void)state;
-    char *text = (char *)xmalloc(300000);
-    for (size_t i = 0; i < 300000; i++) { text[i] = "abc de\n"[rng_bits(3, 0, i) % 7]; }
-    for (size_t i = 5000; i < 300000; i += 40000) { memcpy(text + i, "\n==\n", 4); }
-    write_file("p1.txt", text, 300000);
-    write_file("p2.jsonl", "{\"text\":\"x\"}\n{\"text\":\"y\"}\n", 26);
-    write_file("p3.txt", "", 0);
-    write_file("p4.txt", text, 70000);
-    char pattern[256];
-    snprintf(pattern, sizeof pattern, "%s/p?.*", temp_dir());
-    assert_goes_on(pattern, "==");
-    assert_goes_on(pattern, NULL);
-    free(text);
+    assert_shards(1, 1, "one");
+    assert_shards(1000, 1000, "full");
+    assert_shards(3001, 7, "small_steps");
+    assert_shards(5000, 2500, "large_steps");
+}
+
+static void open_shards(void *out) { shard_writer_open((const char *)out, 300, 1000); }
+
+static void open_in_no_folder(void *out) {
+    const uint16_t token = 1;
+    ShardWriter w = shard_writer_open((const char *)out, 300, 1000);
+    shard_writer_append(&w, SHARD_VAL, &token, 1);
+}
+
+static void test_existing_shards(void **state) {
+    (void)state;
+    write_file("left_train_000001.bin.part", "a", 1);
+    write_file("left_train_000002.bin.part", "a", 1);
+    write_file("left_val_000000.bin.part", "a", 1);
+    write_file("there_val_000000.bin", "a", 1);
+    shard_writer_open(temp_path("left"), 300, 1000);
+    assert_int_equal(access(temp_path("left_train_000002.bin.part"), F_OK), -1);
+    assert_int_equal(access(temp_path("left_val_000000.bin.part"), F_OK), -1);
+    assert_stops(EXIT_BAD_INPUT, "there_val_000000.bin' exists already", open_shards, (void *)temp_path("there"));
+    assert_stops(EXIT_BAD_INPUT, "give a name in a folder that exists", open_in_no_folder, (void *)temp_path("no/x"));
 }
 
 // ---- errors
 
 static void open_corpus(void *pattern) {
-    Corpus corpus = corpus_open((const char *)pattern, NULL, NULL);
+    Corpus corpus = corpus_open("-i", (const char *)pattern, NULL);
     corpus_close(&corpus);
 }
 
@@ -235,8 +241,8 @@ static void test_errors(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),   cmocka_unit_test(test_separator_at_a_cut), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_json),   cmocka_unit_test(test_long_line),          cmocka_unit_test(test_positions),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_json),   cmocka_unit_test(test_long_line),          cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_errors), cmocka_unit_test(test_existing_shards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,14 +97,14 @@ report "every token is scored once, with any -t and -b" "$(
         diff expected "$out"
     done
 )"
-report "JSON lines and separators divide documents" "$(
+report "JSON lines and lines of end-of-text divide documents" "$(
     printf '{"text":"aaab","body":"b"}\n\n{"text":"a\\na a","body":"b"}\n' >two.jsonl
     run 0 --eval two.jsonl -e half
     prints documents 2 tokens 9 bits_per_byte 3.664785
     run 0 --eval two.jsonl -e half --field body
     prints documents 2 tokens 2 bits_per_byte 8.994353
-    printf 'aaab\n==\nb' >parts.txt
-    run 0 --eval parts.txt -e half --separator ==
+    printf 'aaab\n<|endoftext|>\nb' >parts.txt
+    run 0 --eval parts.txt -e half
     prints documents 2 tokens 6 # with the end of the first line
 )"
 hella() { # CONTEXT LABEL ENDING...: an example of HellaSwag

@@ -155,7 +155,7 @@ report "without -i: llm.c's default files, if both are there" "$(
     run 2 -o shakespeare -y 1 -x 3
     says "found no flags in 'shakespeare/config.json'"
 
-    run 0 --export llmc -e shakespeare -o gpt2_124M_bf16.bin --type bf16
+    run 0 --export llmc -e shakespeare -o gpt2_124M_bf16.bin
     run 0 "${tiny[@]:2}" -x 1 -n 1 -o started
     says "^note +-e is not given: llm.c's default, gpt2_124M_bf16.bin$"
     says "^model +1 layers, 1 heads, 16 channels, 16 positions, 50257 tokens"

@@ -105,7 +105,7 @@ report "-e RUN does not follow RUN/best to elsewhere" "$(
 report "token shards and an exported file" "$(
     victim
     cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
-    for name in s_train_000001.bin s_val_000000.bin s_merges.txt s_tokenize.json; do
+    for name in s_train_000001.bin s_val_000000.bin s_merges.txt; do
         ln -s victim/new "$name.part" # of files to come
     done
     ln -s victim/file x.gguf.part

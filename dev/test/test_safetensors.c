@@ -18,26 +18,15 @@ static const char *write_tensors(const char *name, const char *json, size_t data
     return path;
 }
 
-static SafeTensors open_good(const char *path) {
-    SafeTensors st;
-    char error[1024];
-    if (!safetensors_try_open(path, &st, error, sizeof error)) { fail_msg("%s", error); }
-    return st;
-}
+static void open_or_stop(void *path) { safetensors_open((const char *)path); }
 
 // the file is refused in one line that names it and contains WORDS
 static void assert_refused(const char *path, const char *words) {
-    SafeTensors st;
-    char error[1024];
-    if (safetensors_try_open(path, &st, error, sizeof error)) { fail_msg("opened, expected '%s'", words); }
-    if (!strstr(error, words)) { fail_msg("expected '%s', it said: %s", words, error); }
-    assert_non_null(strstr(error, path));
-    assert_null(strchr(error, '\n'));
-    assert_int_equal(st.fd, -1);
-    assert_null(st.tensors);
+    char named[512];
+    snprintf(named, sizeof named, "safetensors file '%s' ", path);
+    assert_stops(EXIT_BAD_INPUT, words, open_or_stop, (void *)path);
+    assert_stops(EXIT_BAD_INPUT, named, open_or_stop, (void *)path);
 }
-
-static void open_or_stop(void *path) { safetensors_open((const char *)path); }
 
 // ---- writing
 
@@ -141,11 +130,11 @@ static void test_no_tensors(void **state) {
     SafeTensorsWriter w = safetensors_create(path);
     safetensors_begin(&w);
     assert_int_equal(safetensors_finish(&w), 0);
-    SafeTensors st = open_good(path);
+    SafeTensors st = safetensors_open(path);
     assert_int_equal(st.num_tensors, 0);
     assert_null(safetensors_find(&st, ""));
     safetensors_close(&st);
-    st = open_good(write_tensors("bare", "{}", 0));
+    st = safetensors_open(write_tensors("bare", "{}", 0));
     safetensors_close(&st);
 }
 
@@ -185,7 +174,7 @@ static void test_more_than_4_gib(void **state) {
     safetensors_write(&w, after, 0, "next", 4);
     assert_int_equal(safetensors_finish(&w), ENODATA);  // most of "a" is missing, though the file has its full length
 
-    SafeTensors st = open_good(path);
+    SafeTensors st = safetensors_open(path);
     char got[8] = "";
     safetensors_read(&st, safetensors_find(&st, "a"), large - 3, got, 3);
     assert_string_equal(got, "end");
@@ -260,6 +249,7 @@ static void test_conversions(void **state) {
     }
     assert_true(isnan(f16_to_float(0x7E00)));
     assert_true(isnan(f16_to_float(0xFC01)));
+    for (int half = 0; half <= 0xFFFF; half++) { assert_int_equal(float_to_f16(f16_to_float((uint16_t)half)), half); }
 
     enum { COUNT = 40000 };  // longer than one read of any type
     static double f64[COUNT];
@@ -287,7 +277,7 @@ static void test_conversions(void **state) {
     safetensors_begin(&w);
     for (int i = 0; i < 4; i++) { safetensors_write(&w, i, 0, tensors[i].data, COUNT * dtype_size(tensors[i].dtype)); }
     assert_int_equal(safetensors_finish(&w), 0);
-    SafeTensors st = open_good(path);
+    SafeTensors st = safetensors_open(path);
     for (int i = 0; i < 4; i++) {
         const SafeTensor *t = safetensors_find(&st, tensors[i].name);
         safetensors_read_real(&st, t, 0, got, COUNT);
@@ -307,7 +297,7 @@ static void read_real(void *path) {
 static void test_other_dtypes(void **state) {
     (void)state;
     const char *path = write_tensors("bool", "{\"a\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3);
-    SafeTensors st = open_good(path);
+    SafeTensors st = safetensors_open(path);
     const SafeTensor *t = safetensors_find(&st, "a");
     unsigned char got[2];
     assert_int_equal(t->dtype, NUM_DTYPES);
@@ -330,19 +320,19 @@ static void read_shortened(void *path) {
 static void test_shortened_while_open(void **state) {
     (void)state;
     const char *path = write_tensors("short", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
-    assert_stops(EXIT_RUN_FAILED, "become shorter", read_shortened, (void *)path);
+    assert_stops(EXIT_RUN_FAILED, "the file has become shorter", read_shortened, (void *)path);
 }
 
 // good files of other programs: any order, odd spaces, metadata anywhere, empty tensors in between
 static void test_unusual_but_good(void **state) {
     (void)state;
     SafeTensors st =
-        open_good(write_tensors("unusual",
-                                "{ \"b\" : {\"shape\":[2], \"data_offsets\":[ 2,4],\"dtype\":\"U8\"},\n"
-                                "\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[2,2]},"
-                                "\"__metadata__\":{},"
-                                "\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}     ",
-                                4));
+        safetensors_open(write_tensors("unusual",
+                                       "{ \"b\" : {\"shape\":[2], \"data_offsets\":[ 2,4],\"dtype\":\"U8\"},\n"
+                                       "\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[2,2]},"
+                                       "\"__metadata__\":{},"
+                                       "\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}     ",
+                                       4));
     unsigned char got[2];
     assert_int_equal(st.num_tensors, 3);
     safetensors_read(&st, safetensors_find(&st, "b"), 0, got, 2);
@@ -363,46 +353,40 @@ static void test_bad_headers(void **state) {
         size_t data_bytes;
         const char *words;
     } cases[] = {
-        // the text
-        {"", 0, "not a JSON object"},
-        {"[]", 0, "not a JSON object"},
-        {" {}", 0, "not a JSON object"},
-        {"\xEF\xBB\xBF{}", 0, "not a JSON object"},
-        {"{", 0, "not valid JSON"},
-        {"{\"a\":1,", 0, "not valid JSON"},
-        {"{'a':1}", 0, "not valid JSON"},
-        {"{}}", 0, "text after"},
-        {"{} \n", 0, "text after"},
-        {"{}  x", 0, "text after"},
-        {"{\"a\\u0000\":1}", 0, "NUL"},
+        {"", 0, "no JSON object"},
+        {"[]", 0, "no JSON object"},
+        {" {}", 0, "no JSON object"},
+        {"\xEF\xBB\xBF{}", 0, "no JSON object"},
+        {"{", 0, "no JSON object"},
+        {"{'a':1}", 0, "no JSON object"},
+        {"{}}", 0, "no JSON object and spaces"},
+        {"{} \n", 0, "no JSON object and spaces"},
+        {"{\"a\\u0000\":1}", 0, "no JSON object"},
         // entries
-        {"{\"a\":1}", 0, "without the three keys"},
-        {"{\"a\":{}}", 0, "without the three keys"},
-        {"{\"a\":[1,2,3]}", 0, "without the three keys"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "without the three keys"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, "without the three keys"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"dtype\":\"U8\"}}", 1, "bad data_offsets"},
+        {"{\"a\":1}", 0, "'a' with a bad dtype"},
+        {"{\"a\":[1,2,3]}", 0, "'a' with a bad dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "bad data_offsets"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, "bad entry"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"offsets\":[0,1]}}", 1, "bad data_offsets"},
         {"{\"a\\n\\u001b\":1}", 0, "tensor 'a\?\?'"},
         {"{\"a\":" ENTRY("\"U8\"", "[1]", "[0,1]") ",\"b\":" ENTRY("\"U8\"", "[1]", "[1,2]") ",\"a\":" ENTRY(
              "\"U8\"", "[1]", "[2,3]") "}",
          3, "'a' twice"},
         // dtypes
-        {TENSOR("\"F31\"", "[1]", "[0,4]"), 4, "dtype 'F31'"},
-        {TENSOR("\"f32\"", "[1]", "[0,4]"), 4, "dtype 'f32'"},
-        {TENSOR("1", "[1]", "[0,4]"), 4, "dtype '(none)'"},
+        {TENSOR("\"F31\"", "[1]", "[0,4]"), 4, "bad dtype"},
+        {TENSOR("\"f32\"", "[1]", "[0,4]"), 4, "bad dtype"},
+        {TENSOR("1", "[1]", "[0,4]"), 4, "bad dtype"},
         // shapes
         {TENSOR("\"U8\"", "1", "[0,1]"), 1, "bad shape"},
         {TENSOR("\"U8\"", "[-1]", "[0,1]"), 1, "bad shape"},
         {TENSOR("\"U8\"", "[1.5]", "[0,1]"), 1, "bad shape"},
         {TENSOR("\"U8\"", "[\"1\"]", "[0,1]"), 1, "bad shape"},
-        {TENSOR("\"U8\"", "[[1]]", "[0,1]"), 1, "bad shape"},
         {TENSOR("\"U8\"", "[9007199254740992]", "[0,1]"), 1, "bad shape"},
         {TENSOR("\"U8\"", "[1e999]", "[0,1]"), 1, "bad shape"},
-        {TENSOR("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "bad shape"},
-        {TENSOR("\"U8\"", "[4294967296,4294967296]", "[0,0]"), 0, "more than 2^64"},
-        {TENSOR("\"F64\"", "[4294967296,536870912]", "[0,0]"), 0, "more than 2^64"},
-        {TENSOR("\"U8\"", "[4294967296,4294967296,0]", "[0,0]"), 0, "more than 2^64"},
+        {TENSOR("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "bad shape, expected"},
+        {TENSOR("\"U8\"", "[4294967296,4294967296]", "[0,0]"), 0, "gives tensor 'a' 0 bytes, expected those"},
+        {TENSOR("\"F64\"", "[4294967296,536870912]", "[0,0]"), 0, "gives tensor 'a' 0 bytes"},
+        {TENSOR("\"U8\"", "[4294967296,4294967296,0]", "[0,0]"), 0, "gives tensor 'a' 0 bytes"},
         // offsets
         {TENSOR("\"U8\"", "[1]", "1"), 1, "bad data_offsets"},
         {TENSOR("\"U8\"", "[1]", "[0]"), 1, "bad data_offsets"},
@@ -412,10 +396,10 @@ static void test_bad_headers(void **state) {
         {TENSOR("\"U8\"", "[1]", "[0.5,1.5]"), 1, "bad data_offsets"},
         {TENSOR("\"U8\"", "[1]", "[1,0]"), 1, "bad data_offsets"},
         {TENSOR("\"U8\"", "[1]", "[9007199254740992,9007199254740993]"), 1, "bad data_offsets"},
-        {TENSOR("\"F32\"", "[2]", "[0,7]"), 7, "7 bytes, expected 8 for its shape in F32"},
-        {TENSOR("\"F32\"", "[]", "[0,8]"), 8, "8 bytes, expected 4"},
-        {TENSOR("\"BOOL\"", "[2]", "[0,4]"), 4, "4 bytes, expected 2"},
-        {TENSOR("\"F32\"", "[0]", "[0,4]"), 4, "4 bytes, expected 0"},
+        {TENSOR("\"F32\"", "[2]", "[0,7]"), 7, "7 bytes, expected those of its shape in F32"},
+        {TENSOR("\"F32\"", "[]", "[0,8]"), 8, "gives tensor 'a' 8 bytes"},
+        {TENSOR("\"BOOL\"", "[2]", "[0,4]"), 4, "gives tensor 'a' 4 bytes"},
+        {TENSOR("\"F32\"", "[0]", "[0,4]"), 4, "gives tensor 'a' 4 bytes"},
         // layout
         {TENSOR("\"U8\"", "[2]", "[1,3]"), 3, "at byte 1 of the data, expected 0 (a hole)"},
         {"{\"b\":" ENTRY("\"U8\"", "[2]", "[3,5]") ",\"a\":" ENTRY("\"U8\"", "[2]", "[0,2]") "}", 5,
@@ -426,12 +410,6 @@ static void test_bad_headers(void **state) {
         {TENSOR("\"U8\"", "[2]", "[0,2]"), 1, "has 1 bytes of data, expected 2"},
         {TENSOR("\"U8\"", "[2]", "[0,2]"), 3, "has 3 bytes of data, expected 2"},
         {"{}", 1, "has 1 bytes of data, expected 0"},
-        // metadata
-        {"{\"__metadata__\":1}", 0, "not a map"},
-        {"{\"__metadata__\":[\"a\"]}", 0, "not a map"},
-        {"{\"__metadata__\":{\"a\":1}}", 0, "not a map"},
-        {"{\"__metadata__\":{\"a\":\"b\",\"c\":{}}}", 0, "not a map"},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(write_tensors("bad", cases[i].json, cases[i].data_bytes), cases[i].words);
@@ -444,29 +422,32 @@ static void test_deep_nesting(void **state) {
     char *json = (char *)xcalloc(DEPTH + 6, 1);
     memcpy(json, "{\"a\":", 5);
     memset(json + 5, '[', DEPTH);
-    assert_refused(write_tensors("deep", json, 0), "not valid JSON");
+    assert_refused(write_tensors("deep", json, 0), "no JSON object");
     free(json);
 }
 
 static void test_bad_files(void **state) {
     (void)state;
-    assert_refused(temp_path("no such file"), "could not be opened: No such file");
-    assert_refused(temp_dir(), "is a folder");
-    assert_refused("/dev/null", "is a device or pipe");
-    const char *pipe_path = temp_path("pipe");
-    assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_refused(pipe_path, "is a device or pipe");
-    assert_refused(write_file("empty", "", 0), "is 0 bytes long, expected at least 8");
-    assert_refused(write_file("seven", "\2\0\0\0\0\0\0", 7), "is 7 bytes long, expected at least 8");
-    assert_refused(write_file("long", "\3\0\0\0\0\0\0\0{}", 10), "is 10 bytes long, expected at least 11");
-    assert_refused(write_file("limit", "\0\xE1\xF5\5\0\0\0\0{}", 10), "is 10 bytes long, expected at least 100000008");
-    assert_refused(write_file("over", "\1\xE1\xF5\5\0\0\0\0{}", 10),
-                   "100000001 bytes long, expected at most 100000000");
-    assert_refused(write_file("huge", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10), "expected at most 100000000");
-    assert_refused(write_file("nul", "\4\0\0\0\0\0\0\0{}\0 ", 12), "NUL");
-    assert_stops(EXIT_BAD_INPUT, "has 1 bytes of data, expected 0", open_or_stop,
-                 (void *)write_tensors("stop", "{}", 1));
-    assert_stops(EXIT_BAD_INPUT, "No such file", open_or_stop, (void *)temp_path("no such file"));
+    const struct {
+        const char *path, *words;
+    } cases[] = {
+        {temp_path("no such file"), "could not be opened: No such file"},
+        {temp_dir(), "is a folder, a device or a pipe"},
+        {"/dev/null", "is a folder, a device or a pipe"},
+        {temp_path("pipe"), "is a folder, a device or a pipe"},
+        {write_file("empty", "", 0), "could not be read"},
+        {write_file("seven", "\2\0\0\0\0\0\0", 7), "could not be read"},
+        {write_file("long", "\3\0\0\0\0\0\0\0{}", 10), "is 10 bytes long and says that its header has 3"},
+        {write_file("over", "\1\xE1\xF5\5\0\0\0\0{}", 10), "100000001, expected at most 100000000"},
+        {write_file("huge", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10), "expected at most 100000000"},
+        {write_file("nul", "\4\0\0\0\0\0\0\0{}\0 ", 12), "no JSON object"},
+    };
+    assert_int_equal(mkfifo(cases[3].path, 0600), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char path[256];  // temp_path reuses its buffers
+        snprintf(path, sizeof path, "%s", cases[i].path);
+        assert_refused(path, cases[i].words);
+    }
 }
 
 // ---- damaged files: refused, or opened with every tensor readable
@@ -479,19 +460,26 @@ static const char damaged_header[] =
                                                                                  "\"s\":" ENTRY("\"U8\"", "[]",
                                                                                                 "[44,45]") "}  ";
 
-static bool survives(const unsigned char *bytes, size_t count) {
-    const char *path = write_file("damaged", bytes, count);
-    SafeTensors st;
-    char error[1024], got[64];
-    bool opened = safetensors_try_open(path, &st, error, sizeof error);
-    if (!opened) { assert_non_null(strstr(error, path)); }
+// opens a file and reads every tensor
+static void read_damaged(void *path) {
+    SafeTensors st = safetensors_open((const char *)path);
+    char got[64];
     for (int i = 0; i < st.num_tensors; i++) {
         const SafeTensor *t = &st.tensors[i];
-        assert_in_range(t->end - t->begin, 0, sizeof got);
+        if (t->end - t->begin > sizeof got || safetensors_find(&st, t->name) != t) { _exit(99); }
         safetensors_read(&st, t, 0, got, (size_t)(t->end - t->begin));
-        assert_ptr_equal(safetensors_find(&st, t->name), t);
     }
     safetensors_close(&st);
+}
+
+// false: the file is refused
+static bool survives(const unsigned char *bytes, size_t count) {
+    const char *path = write_file("damaged", bytes, count);
+    char output[1024];
+    int status = run_in_child(output, sizeof output, read_damaged, (void *)path);
+    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == EXIT_BAD_INPUT));
+    bool opened = WEXITSTATUS(status) == 0;
+    if (!opened) { assert_non_null(strstr(output, path)); }
     return opened;
 }
 
@@ -505,7 +493,7 @@ static void test_damage(void **state) {
     assert_true(survives(good, TOTAL));
     for (size_t count = 0; count < TOTAL; count++) { assert_false(survives(good, count)); }
     int opened = 0;
-    for (uint64_t trial = 0; trial < 3000; trial++) {
+    for (uint64_t trial = 0; trial < 1000; trial++) {
         memcpy(bad, good, TOTAL);
         for (uint64_t flip = 0; flip <= trial % 3; flip++) {
             uint64_t bits = rng_bits(7, trial, flip);
@@ -513,7 +501,7 @@ static void test_damage(void **state) {
         }
         opened += survives(bad, TOTAL);
     }
-    assert_in_range(opened, 30, 2970);  // both outcomes occur
+    assert_in_range(opened, 10, 990);  // both outcomes occur
 }
 
 int main(void) {

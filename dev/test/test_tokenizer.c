@@ -664,14 +664,12 @@ static void test_tokenizer_json(void **state) {
         JsonFile file;
         const char *message;
     } bad[] = {
-        {{"WordPiece", NULL, NULL, NULL, NULL}, "found a model of the type WordPiece; expected BPE"},
-        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, "the pre_tokenizer Whitespace; expected ByteLevel"},
-        {{NULL, "null", NULL, NULL, NULL}, "the pre_tokenizer null; expected ByteLevel"},
-        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL},
-         "without its pattern; expected GPT-2's"},
-        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL},
-         "with a prefix space; expected GPT-2's"},
-        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, "the normalizer NFC; expected none"},
+        {{"WordPiece", NULL, NULL, NULL, NULL}, "found a model that is no BPE; expected what GPT-2's tokenizer.json has"},
+        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},
+        {{NULL, "null", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},
+        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL}, "another pre_tokenizer than"},
+        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL}, "another pre_tokenizer than"},
+        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, "found a normalizer"},
         {{NULL, NULL, NULL, "{}", NULL}, "found no model with a vocab and merges"},
         {{NULL, NULL, NULL, "[\"a b\",7]", NULL}, "merge 2 is neither a string nor a pair of strings"},
         {{NULL, NULL, NULL, "[\"a b\",[\"a\"]]", NULL}, "merge 2 is neither a string nor a pair of strings"},

@@ -1,14 +1,14 @@
 /*
-Creating files and folders: never writable by others, whatever the umask, and in a run directory never through a
-symbolic link.
-defines: FILE_MODE, FOLDER_MODE, create_file, open_written
-A run directory may come from someone else, and a link in it may lead anywhere. Reading follows links, since the cache
-of Hugging Face consists of links. A file that the user names may be a link too.
+Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
+defines: FILE_MODE, FOLDER_MODE, create_file, open_written, close_synced, PartFile, part_open, part_put, part_put_at,
+         part_close, part_discard, part_finish, read_exact
+A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
+there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
+link too.
 */
 #pragma once
-#include <errno.h>
+#include "llmc/common/check.h"
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,4 +27,92 @@ static inline FILE *open_written(const char *path, int flags, const char *mode) 
 static inline FILE *create_file(const char *path) {
     if (unlink(path) != 0 && errno != ENOENT) { return NULL; }
     return open_written(path, O_WRONLY | O_CREAT | O_EXCL, "wb");
+}
+
+// Syncs and closes a file; returns 0 or the errno of the first failed write.
+static inline int close_synced(FILE *file) {
+    bool written = !ferror(file) && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int error = written ? 0 : errno ? errno : EIO;
+    if (fclose(file) != 0 && !error) { error = errno; }
+    return error;
+}
+
+// ---- atomic write: the file is PATH.part until it is whole.
+// After the first failure later calls do nothing, and part_finish returns the errno.
+
+typedef struct {
+    char path[PATH_LENGTH], part[PATH_LENGTH];
+    FILE *file;         // NULL: closed
+    int error;          // errno of the first failure, 0 while there is none
+    uint64_t position;  // bytes written
+} PartFile;
+
+static inline PartFile part_open(const char *path) {
+    PartFile f;
+    memset(&f, 0, sizeof f);
+    format_path(f.path, "%s", path);
+    format_path(f.part, "%s.part", path);
+    f.file = create_file(f.part);
+    if (!f.file) { f.error = errno; }
+    return f;
+}
+
+static inline void part_put(PartFile *f, const void *data, size_t bytes) {
+    if (f->error) { return; }
+    errno = 0;
+    if (bytes > 0 && fwrite(data, 1, bytes, f->file) != bytes) { f->error = errno ? errno : EIO; }
+    f->position += bytes;
+}
+
+// part_put at an offset, which is at most the position
+static inline void part_put_at(PartFile *f, uint64_t offset, const void *data, size_t bytes) {
+    uint64_t end = f->position > offset + bytes ? f->position : offset + bytes;
+    if (!f->error && fseeko(f->file, (off_t)offset, SEEK_SET) != 0) { f->error = errno; }
+    part_put(f, data, bytes);
+    if (!f->error && fseeko(f->file, (off_t)end, SEEK_SET) != 0) { f->error = errno; }
+    f->position = end;
+}
+
+// Closes and deletes the unfinished file; part_finish then returns ECANCELED, or the errno of an earlier failure.
+static inline void part_discard(PartFile *f) {
+    if (f->file) {
+        fclose(f->file);
+        unlink(f->part);
+    }
+    f->file = NULL;
+    if (!f->error) { f->error = ECANCELED; }
+}
+
+// Syncs and closes PATH.part, which is whole. Returns 0 or the errno of the first failure: the file is then deleted.
+static inline int part_close(PartFile *f) {
+    if (f->error || !f->file) {
+        part_discard(f);
+        return f->error;
+    }
+    f->error = close_synced(f->file);
+    f->file = NULL;
+    if (f->error) { unlink(f->part); }
+    return f->error;
+}
+
+// part_close, then renames. After a power cut the folder may still hold the older file, until the folder is synced.
+static inline int part_finish(PartFile *f) {
+    if (part_close(f) == 0 && rename(f->part, f->path) != 0) {
+        f->error = errno;
+        unlink(f->part);
+    }
+    return f->error;
+}
+
+// ---- reading
+
+// pread of exactly `bytes` bytes. Returns 0 or an errno, ENODATA at the end of the file.
+static inline int read_exact(int fd, void *out, size_t bytes, uint64_t offset) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        if (got == 0) { return ENODATA; }
+        if (got > 0) { done += (size_t)got; }
+        if (got < 0 && errno != EINTR) { return errno; }
+    }
+    return 0;
 }

@@ -1,17 +1,15 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPosition, CorpusPiece, Corpus, corpus_open, corpus_open_for, corpus_next, corpus_seek, corpus_position,
-         corpus_bytes, corpus_bytes_read, corpus_fingerprint, corpus_object, corpus_document, corpus_close
+defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_bytes, corpus_object, corpus_document, corpus_close
 
-Text        A file is one document. With a separator, a line equal to the separator ends a document, and is no text.
+Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
             the field. Blank lines are skipped.
 Piece       a document, or about 64 KiB of a longer text, cut where both parts encode to the tokens of the whole
 Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long
 */
 #pragma once
-#include "llmc/common/hash.h"
-#include "llmc/files/binary_kind.h"
+#include "llmc/files/file_kind.h"
 #include "llmc/files/tokenizer.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -30,17 +28,9 @@ enum {
 };
 #define CORPUS_FIELD "text"  // of JSON lines, unless another one is given
 
-// the place between two pieces
+// Bytes of text, or a line of JSON. The caller may overwrite text[0..bytes], which is valid until the next corpus_next.
 typedef struct {
-    int file;
-    uint64_t offset, line;  // in the file: bytes and lines before the place; lines are counted in JSON only
-    // of text: a separator may follow; the current document has bytes before the place
-    bool starts_line, in_document;
-} CorpusPosition;
-
-// Bytes of text, or a line of JSON. `text` is valid until the next call of corpus_next.
-typedef struct {
-    const char *text;
+    char *text;
     size_t bytes;
     bool is_json, ends_document;
     int file;
@@ -56,13 +46,17 @@ typedef struct {
 typedef struct {
     CorpusFile *files;
     int num_files;
-    const char *flag;               // gave the pattern; error messages name it
-    const char *field, *separator;  // separator NULL: none
-    CorpusPosition at;
-    int fd;  // of files[at.file]; -1: not open
+    const char *flag;     // gave the pattern; error messages name it
+    const char *field;    // of JSON lines
+    uint64_t bytes_read;  // of all files, up to the next piece
+    // the current file
+    int file, fd;  // fd -1: not open
     char *window;
-    size_t begin, end, capacity;  // window[begin, end) follows `at`
+    size_t begin, end, capacity;  // window[begin, end): bytes that are read, from the next piece on
     bool whole;                   // the file has no bytes after the window
+    uint64_t line;                // of JSON
+    bool starts_line;             // of text: the next piece may be a separator
+    bool in_document;             // of text: the last piece did not end its document
 } Corpus;
 
 // ---- the files
@@ -82,25 +76,23 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     if (!is_stdin && access(path, R_OK) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
-    if (S_ISREG(info.st_mode) && !is_stdin && !is_json) { binary_refuse(c->flag, path); }
+    if (!is_stdin && !is_json) { refuse_binary(c->flag, path); }
     file->path = xstrdup(path);
     file->bytes = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     file->is_json = is_json;
 }
 
-// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: the flag that gave the pattern; error
-// messages name it. The pointer is kept. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL,
-// or text that starts with a visible character. Stops unless every file can be read. Close with corpus_close.
-static inline Corpus corpus_open_for(const char *flag, const char *pattern, const char *field, const char *separator) {
+// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: the flag that gave the pattern, for
+// messages; not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. Stops unless every file can be
+// read. Close with corpus_close.
+static inline Corpus corpus_open(const char *flag, const char *pattern, const char *field) {
     Corpus c;
     memset(&c, 0, sizeof c);
     c.flag = flag;
     c.field = field ? field : CORPUS_FIELD;
-    c.separator = separator;
     c.fd = -1;
-    c.at.starts_line = true;
     c.capacity = CORPUS_WINDOW;
-    c.window = (char *)xmalloc(c.capacity);
+    c.window = (char *)xmalloc(c.capacity + 1);
     if (strcmp(pattern, "-") == 0) {
         c.files = (CorpusFile *)xcalloc(1, sizeof *c.files);
         corpus_add_file(&c, pattern, field != NULL);
@@ -119,11 +111,6 @@ static inline Corpus corpus_open_for(const char *flag, const char *pattern, cons
     return c;
 }
 
-// corpus_open_for the pattern of -i
-static inline Corpus corpus_open(const char *pattern, const char *field, const char *separator) {
-    return corpus_open_for("-i", pattern, field, separator);
-}
-
 static inline void corpus_close(Corpus *c) {
     if (c->fd > STDIN_FILENO) { close(c->fd); }
     for (int f = 0; f < c->num_files; f++) { free(c->files[f].path); }
@@ -138,36 +125,16 @@ static inline uint64_t corpus_bytes(const Corpus *c) {
     return bytes;
 }
 
-// the bytes of all files before a position
-static inline uint64_t corpus_bytes_read(const Corpus *c, CorpusPosition at) {
-    uint64_t bytes = at.offset;
-    for (int f = 0; f < at.file && f < c->num_files; f++) { bytes += c->files[f].bytes; }
-    return bytes;
-}
-
-// 64 bits that identify the names and sizes of the files, the field and the separator
-static inline uint64_t corpus_fingerprint(const Corpus *c) {
-    uint64_t hash = hash_bytes(0, c->field, strlen(c->field));
-    if (c->separator) { hash = hash_bytes(hash, c->separator, strlen(c->separator)); }
-    for (int f = 0; f < c->num_files; f++) {
-        const CorpusFile *file = &c->files[f];
-        bool is_stdin = strcmp(file->path, "-") == 0;  // a pipe or a file
-        hash = hash_bytes(hash, file->path, strlen(file->path));
-        hash = hash_word(hash_word(hash, is_stdin ? 0 : file->bytes), (uint64_t)file->is_json);
-    }
-    return hash;
-}
-
 // ---- reading
 
-static inline CorpusPosition corpus_position(const Corpus *c) { return c->at; }
-
 static inline void corpus_open_file(Corpus *c) {
-    const char *path = c->files[c->at.file].path;
+    const char *path = c->files[c->file].path;
     c->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
     c->begin = c->end = 0;
-    c->whole = false;
+    c->whole = c->in_document = false;
+    c->starts_line = true;
+    c->line = 0;
 }
 
 // Reads until the window holds `least` bytes, or all bytes that the file has.
@@ -178,61 +145,34 @@ static inline void corpus_fill(Corpus *c, size_t least) {
     c->begin = 0;
     if (least > c->capacity) {
         c->capacity = 2 * least;
-        c->window = (char *)xrealloc(c->window, c->capacity);
+        c->window = (char *)xrealloc(c->window, c->capacity + 1);
     }
     while (c->end < c->capacity) {
         ssize_t got = read(c->fd, c->window + c->end, c->capacity - c->end);
         if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { run_error("%s: could not read %s: %s", c->flag, c->files[c->at.file].path, strerror(errno)); }
+        if (got < 0) { run_error("%s: could not read %s: %s", c->flag, c->files[c->file].path, strerror(errno)); }
         c->whole = got == 0;
         if (got == 0) { return; }
         c->end += (size_t)got;
     }
 }
 
-// Stops: the input ends `missing` bytes before a position.
-__attribute__((noreturn)) static inline void corpus_too_short(const Corpus *c, CorpusPosition at, uint64_t missing) {
-    const char *path = c->files[at.file < c->num_files ? at.file : c->num_files - 1].path;
-    input_error("%s: %s ends %" PRIu64 " bytes before the place where the last run stopped; give the same input again",
-                c->flag, path, missing);
-}
-
-// Starts at a position of corpus_position, in the same files. Bytes before it are read again where the file is a pipe.
-// Stops at a position beyond the end.
-static inline void corpus_seek(Corpus *c, CorpusPosition at) {
-    c->at = at;
-    if (at.offset == 0) { return; }
-    if (at.file >= c->num_files) { corpus_too_short(c, at, at.offset); }
-    corpus_open_file(c);
-    if (lseek(c->fd, (off_t)at.offset, SEEK_SET) >= 0) {
-        uint64_t bytes = c->files[at.file].bytes;
-        if (at.offset > bytes) { corpus_too_short(c, at, at.offset - bytes); }
-        return;
-    }
-    for (uint64_t left = at.offset; left > 0;) {
-        corpus_fill(c, 1);
-        size_t here = c->end - c->begin < left ? c->end - c->begin : (size_t)left;
-        if (here == 0) { corpus_too_short(c, at, left); }
-        c->begin += here;
-        left -= here;
-    }
-}
-
 static inline void corpus_advance(Corpus *c, size_t bytes) {
     c->begin += bytes;
-    c->at.offset += bytes;
+    c->bytes_read += bytes;
 }
 
-// Looks in the first `most` bytes of the window for a line that is the separator. Returns where it starts, or `most`;
+// Looks in the first `most` bytes of the window for a line that ends a document. Returns where it starts, or `most`;
 // *length = its bytes with the end of the line.
 static inline size_t corpus_find_separator(const Corpus *c, size_t most, size_t *length) {
     const char *text = c->window + c->begin;
-    size_t bytes = c->end - c->begin, width = strlen(c->separator);
+    size_t bytes = c->end - c->begin, width = strlen(TOKENIZER_END_OF_TEXT);
+    size_t searched = bytes < most + width ? bytes : most + width;
     for (size_t at = 0; at < most; at++) {
-        const char *found = (const char *)memmem(text + at, bytes - at, c->separator, width);
+        const char *found = (const char *)memmem(text + at, searched - at, TOKENIZER_END_OF_TEXT, width);
         if (!found || (size_t)(found - text) >= most) { return most; }
         at = (size_t)(found - text);
-        bool starts = at > 0 ? text[at - 1] == '\n' : c->at.starts_line;
+        bool starts = at > 0 ? text[at - 1] == '\n' : c->starts_line;
         size_t end = at + width;
         if (end < bytes && text[end] == '\r') { end++; }
         if (starts && (end >= bytes || text[end] == '\n')) {
@@ -248,17 +188,17 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     corpus_fill(c, CORPUS_AHEAD);
     size_t bytes = c->end - c->begin, separator = 0;
     if (bytes == 0) { return false; }
-    size_t most = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE, length = most;
-    if (c->separator) { length = corpus_find_separator(c, most, &separator); }
+    size_t most = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE;
+    size_t length = corpus_find_separator(c, most, &separator);
     // a cut behind `most` cuts no separator: no pre-token joins the end of a line and what follows
     if (!separator && (bytes > most || !c->whole)) { length = tokenizer_safe_cut(c->window + c->begin, bytes, most); }
     piece->text = c->window + c->begin;
     piece->bytes = length;
     corpus_advance(c, length + separator);
-    bool any = c->at.in_document || length > 0;
+    bool any = c->in_document || length > 0;
     piece->ends_document = any && (separator || (c->whole && c->begin == c->end));
-    c->at.in_document = any && !piece->ends_document;
-    c->at.starts_line = separator || piece->text[length - 1] == '\n';
+    c->in_document = any && !piece->ends_document;
+    c->starts_line = separator || piece->text[length - 1] == '\n';
     return true;
 }
 
@@ -266,12 +206,12 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
 static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
     for (size_t searched = 0;;) {
         corpus_fill(c, searched + 1);
-        const char *text = c->window + c->begin;
+        char *text = c->window + c->begin;
         size_t bytes = c->end - c->begin;
-        const char *newline = (const char *)memchr(text + searched, '\n', bytes - searched);
+        char *newline = (char *)memchr(text + searched, '\n', bytes - searched);
         if (!newline && bytes > CORPUS_MAX_LINE) {
             run_error("%s %s line %" PRIu64 ": longer than %d bytes; expected one document a line", c->flag,
-                      c->files[c->at.file].path, c->at.line + 1, CORPUS_MAX_LINE);
+                      c->files[c->file].path, c->line + 1, CORPUS_MAX_LINE);
         }
         if (!newline && !c->whole) {
             searched = bytes;
@@ -280,7 +220,7 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
         if (bytes == 0) { return false; }
         size_t length = newline ? (size_t)(newline - text) : bytes;
         corpus_advance(c, length + (newline != NULL));
-        c->at.line++;
+        c->line++;
         searched = 0;
         while (length > 0 && strchr(" \t\r", text[length - 1])) { length--; }
         if (length == 0) { continue; }
@@ -293,18 +233,17 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
 
 // The next piece. False: the corpus has ended.
 static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
-    while (c->at.file < c->num_files) {
+    while (c->file < c->num_files) {
         if (c->fd < 0) { corpus_open_file(c); }
-        piece->file = c->at.file;
-        piece->is_json = c->files[c->at.file].is_json;
+        piece->file = c->file;
+        piece->is_json = c->files[c->file].is_json;
         if (piece->is_json ? corpus_next_json(c, piece) : corpus_next_text(c, piece)) {
-            piece->line = c->at.line;
+            piece->line = c->line;
             return true;
         }
         if (c->fd > STDIN_FILENO) { close(c->fd); }
         c->fd = -1;
-        CorpusPosition next = {c->at.file + 1, 0, 0, true, false};
-        c->at = next;
+        c->file++;
     }
     return false;
 }
@@ -344,7 +283,9 @@ static inline cJSON *corpus_object(char *line, size_t bytes) {
 static inline const char *corpus_document(char *line, size_t bytes, const char *field, cJSON **json,
                                           const char **trouble) {
     *json = corpus_object(line, bytes);
-    *trouble = *json ? "has no string in the field; name the field of the text with --field"
-                     : "is no JSON object; expected an object a line";
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(*json, field));
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(*json, field));
+    *trouble = text    ? NULL
+               : *json ? "has no string in the field; name the field of the text with --field"
+                       : "is no JSON object; expected an object a line";
+    return text;
 }

@@ -23,10 +23,11 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
             is reported by the dataloader_next that would return the batch.
 */
 #pragma once
-#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/rng.h"
 #include "llmc/files/examples.h"
+#include "llmc/files/file_kind.h"
 #include "llmc/params.h"
 #include <fcntl.h>
 #include <glob.h>
@@ -38,7 +39,7 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
 
 // ---- files of tokens
 
-enum { TOKEN_HEADER_INTS = 256, TOKEN_MAGIC = 20240520, TOKEN_VERSION = 1 };
+enum { TOKEN_HEADER_INTS = 256, TOKEN_VERSION = 1 };
 enum { BYTE_VOCABULARY = 256 };
 
 typedef struct {
@@ -63,35 +64,22 @@ static inline bool token_path_is_shard(const char *path) { return has_ending(pat
 // the number of tokens in a shard's header, and *vocab_size; stops unless the size of the file agrees
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
                                          int *vocab_size) {
-    static const char *const name[2] = {"magic number", "version"};
-    static const uint32_t expected[2] = {TOKEN_MAGIC, TOKEN_VERSION};
     uint32_t header[TOKEN_HEADER_INTS];
-    ssize_t got = pread(fd, header, sizeof header, 0);
-    if (got < 0) { input_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
-    if ((size_t)got < sizeof header) {
-        input_error(
-            "%s: %s has %zd bytes, too few for the %zu-byte header of a token shard; rename the file if it is text",
-            flag, path, got, sizeof header);
+    if (file_kind(path)->id != FILE_TOKENS) {
+        refuse_kind(flag, path, "a token shard of llm.c or --tokenize, as its name ends in .bin");
     }
-    for (int i = 0; i < 2; i++) {
-        if (header[i] != expected[i]) {
-            input_error(
-                "%s: %s has %s %" PRIu32 ", expected %" PRIu32
-                ": a .bin file is a token shard of llm.c; make one with --tokenize, or rename the file if it is "
-                "text",
-                flag, path, name[i], header[i], expected[i]);
-        }
+    int error = read_exact(fd, header, sizeof header, 0);
+    if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, strerror(error)); }
+    if (header[1] != TOKEN_VERSION || header[3] > 65536 || header[3] == 1) {
+        input_error("%s: %s has version %" PRIu32 " and a vocabulary of %" PRIu32 ", expected version 1 and 0 (GPT-2's "
+                    "vocabulary) or 2 to 65536; make the file again with --tokenize",
+                    flag, path, header[1], header[3]);
     }
     uint64_t expected_bytes = sizeof header + 2 * (uint64_t)header[2];
     if (expected_bytes != file_bytes) {
         input_error("%s: %s has %" PRIu64 " bytes, but its header says %" PRIu32 " tokens, which take %" PRIu64
                     "; the file is damaged or unfinished: copy or make it again",
                     flag, path, file_bytes, header[2], expected_bytes);
-    }
-    if (header[3] > 65536 || header[3] == 1) {
-        input_error("%s: %s has %" PRIu32 " as its vocabulary, expected 0 (GPT-2's) or 2 to 65536; make the file again "
-                    "with --tokenize",
-                    flag, path, header[3]);
     }
     *vocab_size = header[3] ? (int)header[3] : (int)GPT2_VOCAB;
     return header[2];
@@ -244,76 +232,40 @@ __attribute__((noreturn)) static inline void token_reader_stop(const TokenReader
     input_error("%s", reader->error);
 }
 
-// keeps an error for token_reader_stop; returns false
-__attribute__((format(printf, 3, 4))) static inline bool token_reader_fail(TokenReader *reader, int exit_status,
-                                                                           const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    vsnprintf(reader->error, sizeof reader->error, format, args);
-    va_end(args);
-    reader->exit_status = exit_status;
+// Keeps an error of file f for token_reader_stop; what, why: in words that follow its name. Returns false.
+static inline bool token_reader_fail(TokenReader *reader, int f, const char *what, const char *why) {
+    snprintf(reader->error, sizeof reader->error,
+             "%s: %s %s%s; restore the file and start again (a run with -o resumes with -y 1)", reader->files->flag,
+             reader->files->files[f].path, what, why);
+    reader->exit_status = EXIT_RUN_FAILED;
     return false;
 }
 
-static inline bool token_reader_fail_io(TokenReader *reader, int f, uint64_t token, int error) {
-    return token_reader_fail(reader, EXIT_RUN_FAILED,
-                             "%s: could not read token %" PRIu64 " of %s: %s; restore the file and start again (a run "
-                             "with -o resumes with -y 1)",
-                             reader->files->flag, token, reader->files->files[f].path, strerror(error));
-}
-
-// Fails if file f, which is open, has changed since the run began: other data would be trained on without a word.
-static inline bool token_reader_unchanged(TokenReader *reader, int f, uint64_t token) {
+// Opens file f. Fails if it has changed since the run began: other data would be trained on without a word.
+static inline bool token_reader_select(TokenReader *reader, int f) {
     const TokenFile *file = &reader->files->files[f];
     struct stat now;
-    if (fstat(reader->fd, &now) != 0) { return token_reader_fail_io(reader, f, token, errno); }
+    if (reader->file != f) {
+        if (reader->fd >= 0) { close(reader->fd); }
+        reader->fd = open(file->path, O_RDONLY | O_CLOEXEC);
+        reader->file = f;
+    }
+    if (reader->fd < 0 || fstat(reader->fd, &now) != 0) {
+        reader->file = -1;
+        return token_reader_fail(reader, f, "could not be opened: ", strerror(errno));
+    }
     bool same = (uint64_t)now.st_size == file->bytes && now.st_mtim.tv_sec == file->modified.tv_sec &&
                 now.st_mtim.tv_nsec == file->modified.tv_nsec;
-    if (same) { return true; }
-    if ((uint64_t)now.st_size == file->bytes) {
-        return token_reader_fail(reader, EXIT_RUN_FAILED,
-                                 "%s: %s was written after the run began: its time of modification has changed; "
-                                 "restore the file, unless its content is the same, and start again (a run with -o "
-                                 "resumes with -y 1)",
-                                 reader->files->flag, file->path);
-    }
-    return token_reader_fail(reader, EXIT_RUN_FAILED,
-                             "%s: %s was changed after the run began: it has %lld bytes, before it had %" PRIu64
-                             "; restore the file and start again (a run with -o resumes with -y 1)",
-                             reader->files->flag, file->path, (long long)now.st_size, file->bytes);
-}
-
-// opens file f
-static inline bool token_reader_select(TokenReader *reader, int f, uint64_t token) {
-    if (reader->file == f) { return token_reader_unchanged(reader, f, token); }
-    if (reader->fd >= 0) { close(reader->fd); }
-    reader->file = -1;
-    reader->fd = open(reader->files->files[f].path, O_RDONLY | O_CLOEXEC);
-    if (reader->fd < 0) { return token_reader_fail_io(reader, f, token, errno); }
-    reader->file = f;
-    return token_reader_unchanged(reader, f, token);
+    return same || token_reader_fail(reader, f, "was written after the run began", "");
 }
 
 // raw = tokens [first, first + count) of file f, counted from the start of the file
 static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t first, size_t count) {
     const TokenFiles *files = reader->files;
-    size_t width = (size_t)files->token_bytes, bytes = count * width, done = 0;
-    if (!token_reader_select(reader, f, first)) { return false; }
-    off_t offset = (off_t)((uint64_t)files->header_bytes + first * width);
-    while (done < bytes) {
-        ssize_t got = pread(reader->fd, reader->raw + done, bytes - done, offset + (off_t)done);
-        if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { return token_reader_fail_io(reader, f, first + done / width, errno); }
-        if (got == 0) {
-            return token_reader_fail(reader, EXIT_RUN_FAILED,
-                                     "%s: %s now ends at token %" PRIu64
-                                     " and was longer when the run began; restore the file and start again (a run "
-                                     "with -o resumes with -y 1)",
-                                     files->flag, files->files[f].path, first + done / width);
-        }
-        done += (size_t)got;
-    }
-    return true;
+    size_t width = (size_t)files->token_bytes;
+    if (!token_reader_select(reader, f)) { return false; }
+    int error = read_exact(reader->fd, reader->raw, count * width, (uint64_t)files->header_bytes + first * width);
+    return !error || token_reader_fail(reader, f, "could not be read: ", strerror(error));
 }
 
 // ids (count) = tokens [first, first + count) of file f, counted from the start of the file. count is at most the
@@ -329,10 +281,12 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
     if (largest < reader->vocab_size) { return true; }
     size_t bad = 0;
     while (ids[bad] < reader->vocab_size) { bad++; }
-    return token_reader_fail(reader, EXIT_BAD_INPUT,
-                             "%s: token %" PRIu64 " of %s is id %d, but the vocabulary has ids 0 to %d; use data made "
-                             "with the model's tokenizer, or a model with a larger vocabulary",
-                             files->flag, first + bad, files->files[f].path, ids[bad], reader->vocab_size - 1);
+    snprintf(reader->error, sizeof reader->error,
+             "%s: token %" PRIu64 " of %s is id %d, but the vocabulary has ids 0 to %d; use data made with the model's "
+             "tokenizer, or a model with a larger vocabulary",
+             files->flag, first + bad, files->files[f].path, ids[bad], reader->vocab_size - 1);
+    reader->exit_status = EXIT_BAD_INPUT;
+    return false;
 }
 
 enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };

@@ -171,7 +171,7 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     e.T = T;
     e.end_of_text = t->end_of_text;
     e.one_line = !t->merges;
-    Corpus corpus = corpus_open_for(flag, pattern, NULL, NULL);
+    Corpus corpus = corpus_open(flag, pattern, NULL);
     CorpusPiece piece;
     while (corpus_next(&corpus, &piece)) { example_read(&e, t, &corpus, &piece); }
     corpus_close(&corpus);

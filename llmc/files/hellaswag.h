@@ -262,7 +262,7 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     HellaSwag set = hellaswag_open(flag, path, T);
     TokenizerEncoder encoder;
     CorpusPiece piece;
-    Corpus corpus = corpus_open_for(flag, path, NULL, NULL);
+    Corpus corpus = corpus_open(flag, path, NULL);
     memset(&encoder, 0, sizeof encoder);
     while (corpus_next(&corpus, &piece)) {
         char *line = (char *)xmalloc(piece.bytes + 1);

@@ -1,70 +1,29 @@
 /*
 Reads llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, and model_00000100.bin in a run directory of llm.c.
-defines: LLMC_HEADER_INTS, LLMC_MAGIC, LLMC_FP32, LLMC_BF16, llmc_is_model, llmc_open, llmc_latest
+defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, llmc_latest
 The file, little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
-Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. llmc/files/llmc_model.h
+Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. llmc/files/model_writer.h
 writes such a file.
 */
 #pragma once
+#include "llmc/files/file_kind.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/params.h"
 #include <dirent.h>
 
-enum { LLMC_HEADER_INTS = 256, LLMC_MAGIC = 20240326, LLMC_FP32 = 3, LLMC_BF16 = 5 };
-
-static const struct {
-    int32_t first;  // of the file, as an int32
-    const char *what;
-} not_llmc_models[] = {
-    {20240327, "that is llm.c's debug state, so give the model's .bin file"},
-    {20240328, "that is llm.c's tokenizer, so give it with --tokenizer"},
-    {20240520, "that is a token shard, so give it with -i or -j"},
-    {20240522, "that is an evaluation set of llm.c, so give a model's .bin file"},
-    {20240527, "that is llm.c's optimizer state, so give the model_*.bin beside it"},
-    {20240801, "that is a token shard of Llama 3, and this trainer knows GPT-2 only"},
-    {20240803, "that is llm.c's Llama 3, and this trainer knows GPT-2 only"},
-};
-
-// Reads the int32 at the start of a file, at most LLMC_HEADER_INTS. Returns their number.
-static inline size_t llmc_read_header(int32_t header[LLMC_HEADER_INTS], const char *path) {
-    memset(header, 0, LLMC_HEADER_INTS * sizeof *header);
-    FILE *file = fopen(path, "rb");
-    size_t got = file ? fread(header, sizeof *header, LLMC_HEADER_INTS, file) : 0;
-    if (file) { fclose(file); }
-    return got;
-}
-
-// whether the name ends in .bin or the file begins with llm.c's magic number
-static inline bool llmc_is_model(const char *path) {
-    struct stat info;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return false; }
-    if (has_ending(path, ".bin")) { return true; }
-    int32_t header[LLMC_HEADER_INTS];
-    llmc_read_header(header, path);
-    return header[0] == LLMC_MAGIC && header[1] != 0;  // 0: a .safetensors file with a header of LLMC_MAGIC bytes
-}
+enum { LLMC_HEADER_INTS = 256, LLMC_FP32 = 3, LLMC_BF16 = 5 };
 
 // stops unless the header is of a GPT-2; returns its Vp and in *c the other sizes
 static inline int llmc_check_header(GPT2Config *c, const int32_t header[LLMC_HEADER_INTS], const char *path) {
-    const char *what = "give a GPT-2 in llm.c's or Hugging Face's format";
-    for (size_t i = 0; i < sizeof not_llmc_models / sizeof not_llmc_models[0]; i++) {
-        if (header[0] == not_llmc_models[i].first) { what = not_llmc_models[i].what; }
-    }
-    if (header[0] != LLMC_MAGIC) {
-        input_error("'%s' begins with the number %d, expected %d, an llm.c model; %s", path, header[0], LLMC_MAGIC,
-                    what);
-    }
+    static const char *const names[] = {"positions", "tokens", "layers", "heads", "channels", "padded tokens"};
     if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16) {
-        bool old = header[1] == 1 || header[1] == 2;
-        input_error("'%s' is an llm.c model of version %d%s, expected %d (fp32) or %d (bf16); write it again with "
+        input_error("'%s' is an llm.c model of version %d, expected %d (fp32) or %d (bf16); write it again with "
                     "today's llm.c",
-                    path, header[1], old ? ", of an older llm.c without a padded vocabulary" : "", LLMC_FP32,
-                    LLMC_BF16);
+                    path, header[1], LLMC_FP32, LLMC_BF16);
     }
     for (int i = 2; i < 8; i++) {
-        static const char *const names[] = {"positions", "tokens", "layers", "heads", "channels", "padded tokens"};
         if (header[i] < 1 || header[i] > MAX_CONFIG_NUMBER) {
             input_error("'%s' has %d %s in its header, expected 1 to %d; copy or make the file again", path, header[i],
                         names[i - 2], MAX_CONFIG_NUMBER);
@@ -118,9 +77,10 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     st.path = xstrdup(path);
     st.fd = open(path, O_RDONLY | O_CLOEXEC);
     if (st.fd < 0 || fstat(st.fd, &info) != 0) { input_error("'%s' could not be opened: %s", path, strerror(errno)); }
-    if (llmc_read_header(header, path) < LLMC_HEADER_INTS && (header[0] == LLMC_MAGIC || info.st_size < 4)) {
-        input_error("'%s' is %lld bytes long, expected the %zu bytes of an llm.c model's header; copy the file again",
-                    path, (long long)info.st_size, sizeof header);
+    int error = read_exact(st.fd, header, sizeof header, 0);
+    if (error) {
+        input_error("'%s' is %lld bytes long, expected the %zu bytes of an llm.c model's header (%s); copy it again",
+                    path, (long long)info.st_size, sizeof header, strerror(error));
     }
     int Vp = llmc_check_header(c, header, path);
     DType dtype = header[1] == LLMC_BF16 ? DT_BF16 : DT_F32;
@@ -140,7 +100,7 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
         llmc_add(&st, (ParamId)id, c, dtype, elements * size);
         elements += llmc_elements((ParamId)id, c, Vp);
     }
-    qsort(st.tensors, (size_t)st.num_tensors, sizeof *st.tensors, st_compare_names);
+    st_sort_by_name(&st);
     return st;
 }
 

@@ -39,7 +39,7 @@ static inline int file_sum(const char *path, FileSum *file) {
         size_t n = bytes - at < PART ? (size_t)(bytes - at) : (size_t)PART;
         void *part = xmalloc(n);
         Crc32cSum own = {0, bytes};
-        int failed = st_pread(fd, part, n, at);
+        int failed = read_exact(fd, part, n, at);
         if (!failed) { crc32c_add(&own, at, part, n); }
         if (failed > error) { error = failed; }
         sum ^= own.sum;

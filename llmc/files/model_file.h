@@ -204,38 +204,6 @@ static inline void model_weights_path(char *weights, const char *path) {
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
 }
 
-// Stops at a file of another program, which its first bytes tell.
-static inline void model_check_format(const char *path) {
-    static const char pytorch[] =
-        "a file of PyTorch; save the model with transformers' save_pretrained and give the folder";
-    static const struct {
-        const char *magic;  // 4 bytes
-        const char *what;
-    } others[] = {
-        {"GGUF", "a GGUF file, which this trainer only writes; give the model in Hugging Face's or llm.c's format"},
-        {"PK\3\4", pytorch},
-        {"\x80\2\x8A\n", pytorch}};
-    int32_t header[LLMC_HEADER_INTS];
-    struct stat info;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return; }  // the open of a pipe would hang
-    llmc_read_header(header, path);
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        if (memcmp(header, others[i].magic, 4) == 0) { input_error("'%s' is %s", path, others[i].what); }
-    }
-}
-
-// Stops at a part of a model, which its name tells: config.json or model-00001-of-00002.safetensors.
-static inline void model_check_name(const char *path) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    int part, parts, end = 0;
-    if (strcmp(name, "config.json") == 0) {
-        input_error("'%s' describes a model and has no weights; give the folder of the model", path);
-    }
-    if (sscanf(name, "model-%5d-of-%5d.safetensors%n", &part, &parts, &end) == 2 && end && !name[end] && parts > 1) {
-        input_error("'%s' is one of several files of a model; give their folder", path);
-    }
-}
-
 // opens a .safetensors file or an index, and the config.json beside it
 static inline void model_open_hugging_face(ModelFile *model, const char *weights) {
     char config[PATH_LENGTH];
@@ -260,13 +228,14 @@ static inline ModelFile model_open(const char *path) {
     memset(&model, 0, sizeof model);
     model.prefix = "";
     model_weights_path(weights, path);
-    model_check_name(weights);
-    model_check_format(weights);
-    if (llmc_is_model(weights)) {
+    FileKindId kind = file_kind(weights)->id;
+    if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;
-    } else {
+    } else if ((kind == FILE_OTHER && !has_ending(weights, ".bin")) || kind == FILE_SAFETENSORS) {
         model_open_hugging_face(&model, weights);
+    } else {
+        refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");
     }
     config_check(&model.config, weights);
     model_check_tensors(&model);

@@ -1,8 +1,8 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
-defines: SafeTensor, SafeTensors, safetensors_try_open, safetensors_open, safetensors_find, safetensors_read,
-         safetensors_check_real, safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create,
-         safetensors_join, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
+defines: SafeTensor, SafeTensors, safetensors_open, safetensors_find, safetensors_read, safetensors_check_real,
+         safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create, safetensors_join,
+         safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float, float_to_f16
 The file:
   8 bytes      N, the length of the header, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
@@ -50,32 +50,19 @@ typedef struct SafeTensors {
     SafeTensor *tensors;  // sorted by name
     int num_shards;       // 0: one file
     struct SafeTensors *shards;
-    char refusal[512];  // why the file could not be opened, in words that follow its name
 } SafeTensors;
 
-// ---- checks while a file is opened. Each returns true, or false with the reason in st->refusal.
+// ---- opening a file: each check stops at an error
 
-// Writes the reason on one line, though names in the file may hold control characters. Returns false.
-__attribute__((format(printf, 2, 3))) static inline bool st_refuse(SafeTensors *st, const char *format, ...) {
+__attribute__((noreturn, format(printf, 2, 3))) static inline void st_refuse(const SafeTensors *st, const char *format,
+                                                                             ...) {
+    char reason[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(st->refusal, sizeof st->refusal, format, args);
+    vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
-    for (char *c = st->refusal; *c; c++) {
-        if ((unsigned char)*c < ' ' || *c == 127) { *c = '?'; }
-    }
-    return false;
-}
-
-// pread of exactly `bytes` bytes. Returns 0 or an errno, ENODATA at the end of the file.
-static inline int st_pread(int fd, void *out, size_t bytes, uint64_t offset) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t got = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
-        if (got == 0) { return ENODATA; }
-        if (got > 0) { done += (size_t)got; }
-        if (got < 0 && errno != EINTR) { return errno; }
-    }
-    return 0;
+    input_error("safetensors file '%s' %s; give a whole .safetensors file, or copy or export it again", st->path,
+                reason);
 }
 
 // the size of a tensor in bytes; false: it does not fit 64 bits
@@ -104,84 +91,55 @@ static inline size_t st_find_dtype(const char *name, DType *dtype) {
     return 0;
 }
 
-// a JSON number as an integer; cJSON holds doubles, so only integers below 2^53 are known to be exact
-static inline bool st_integer(const cJSON *item, uint64_t *value) {
-    double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    bool good = number >= 0 && number < 0x1p53 && number == floor(number);
-    *value = good ? (uint64_t)number : 0;
-    return good;
-}
-
-// values (max) = the integers of a JSON array; returns their number, or -1 for anything else
+// values (max) = the integers of a JSON array; returns their number, or -1 for anything else. cJSON holds doubles, so
+// only integers below 2^53 are known to be exact.
 static inline int st_integers(const cJSON *array, int max, uint64_t *values) {
     int count = 0;
-    if (!cJSON_IsArray(array)) { return -1; }
     const cJSON *item;
     cJSON_ArrayForEach(item, array) {
-        if (count == max || !st_integer(item, &values[count])) { return -1; }
-        count++;
+        double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (count == max || !(number >= 0 && number < 0x1p53) || number != floor(number)) { return -1; }
+        values[count++] = (uint64_t)number;
     }
-    return count;
+    return cJSON_IsArray(array) ? count : -1;
 }
 
-static inline bool st_parse_tensor(SafeTensors *st, SafeTensor *t, const cJSON *entry) {
-    const char *name = t->name;
-    if (!cJSON_IsObject(entry) || cJSON_GetArraySize(entry) != 3) {
-        return st_refuse(st, "describes tensor '%.100s' without the three keys dtype, shape and data_offsets", name);
-    }
+static inline void st_parse_tensor(const SafeTensors *st, SafeTensor *t, const cJSON *entry) {
     const char *dtype = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "dtype"));
     size_t element_size = dtype ? st_find_dtype(dtype, &t->dtype) : 0;
-    if (!element_size) {
-        return st_refuse(st, "has tensor '%.100s' of dtype '%.20s', expected a dtype of the format such as F32 or BF16",
-                         name, dtype ? dtype : "(none)");
-    }
     uint64_t shape[ST_MAX_DIMS], offsets[2], bytes;
     t->num_dims = st_integers(cJSON_GetObjectItemCaseSensitive(entry, "shape"), ST_MAX_DIMS, shape);
-    if (t->num_dims < 0) {
-        return st_refuse(st, "has tensor '%.100s' with a bad shape, expected an array of at most %d sizes", name,
-                         ST_MAX_DIMS);
+    int num_offsets = st_integers(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), 2, offsets);
+    bool ordered = num_offsets == 2 && offsets[0] <= offsets[1];
+    if (!element_size || t->num_dims < 0 || !ordered || cJSON_GetArraySize(entry) != 3) {
+        st_refuse(st,
+                  "has tensor '%.100s' with a bad %s, expected {\"dtype\":\"F32\",\"shape\":[...],"
+                  "\"data_offsets\":[begin,end]} with at most %d sizes",
+                  t->name,
+                  !element_size     ? "dtype"
+                  : t->num_dims < 0 ? "shape"
+                  : !ordered        ? "data_offsets"
+                                    : "entry",
+                  ST_MAX_DIMS);
     }
     for (int i = 0; i < t->num_dims; i++) { t->shape[i] = (size_t)shape[i]; }
-    if (st_integers(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), 2, offsets) != 2 ||
-        offsets[0] > offsets[1]) {
-        return st_refuse(st, "has tensor '%.100s' with bad data_offsets, expected [begin, end] with begin <= end",
-                         name);
-    }
     t->begin = offsets[0];
     t->end = offsets[1];
-    if (!st_tensor_bytes(element_size, t->num_dims, t->shape, &bytes)) {
-        return st_refuse(st, "has tensor '%.100s' with a shape of more than 2^64 bytes", name);
+    if (!st_tensor_bytes(element_size, t->num_dims, t->shape, &bytes) || t->end - t->begin != bytes) {
+        st_refuse(st, "gives tensor '%.100s' %" PRIu64 " bytes, expected those of its shape in %s", t->name,
+                  t->end - t->begin, dtype);
     }
-    if (t->end - t->begin != bytes) {
-        return st_refuse(st, "gives tensor '%.100s' %" PRIu64 " bytes, expected %" PRIu64 " for its shape in %s", name,
-                         t->end - t->begin, bytes, dtype);
-    }
-    return true;
 }
 
-static inline bool st_check_metadata(SafeTensors *st, const cJSON *metadata) {
-    bool good = cJSON_IsObject(metadata);
-    const cJSON *item;
-    cJSON_ArrayForEach(item, metadata) { good = good && cJSON_IsString(item); }
-    return good || st_refuse(st, "has a __metadata__ that is not a map from strings to strings");
-}
-
-static inline bool st_parse_entries(SafeTensors *st, const cJSON *header) {
-    bool metadata_seen = false;
+static inline void st_parse_entries(SafeTensors *st, const cJSON *header) {
     st->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header), sizeof *st->tensors);
     const cJSON *entry;
     cJSON_ArrayForEach(entry, header) {
-        if (strcmp(entry->string, "__metadata__") == 0) {
-            if (metadata_seen) { return st_refuse(st, "has __metadata__ twice"); }
-            metadata_seen = true;
-            if (!st_check_metadata(st, entry)) { return false; }
-        } else {
-            SafeTensor *t = &st->tensors[st->num_tensors++];
-            t->name = xstrdup(entry->string);
-            if (!st_parse_tensor(st, t, entry)) { return false; }
-        }
+        if (strcmp(entry->string, "__metadata__") == 0) { continue; }
+        SafeTensor *t = &st->tensors[st->num_tensors++];
+        t->name = xstrdup(entry->string);
+        st_parse_tensor(st, t, entry);
     }
-    return true;
 }
 
 static inline int st_compare_offsets(const void *a, const void *b) {
@@ -194,94 +152,70 @@ static inline int st_compare_names(const void *a, const void *b) {
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-// Refuses tensors that do not cover data_bytes exactly once, or that have one name. Sorts them by name.
-static inline bool st_check_layout(SafeTensors *st, uint64_t data_bytes) {
+// Sorts the tensors by name. Stops if two have one name.
+static inline void st_sort_by_name(SafeTensors *st) {
+    qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_names);
+    for (int i = 1; i < st->num_tensors; i++) {
+        const char *name = st->tensors[i].name;
+        if (strcmp(st->tensors[i - 1].name, name) == 0) { st_refuse(st, "has tensor '%.100s' twice", name); }
+    }
+}
+
+// Stops unless the tensors cover data_bytes exactly once.
+static inline void st_check_layout(SafeTensors *st, uint64_t data_bytes) {
     uint64_t covered = 0;
     qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_offsets);
     for (int i = 0; i < st->num_tensors; i++) {
         const SafeTensor *t = &st->tensors[i];
         if (t->begin != covered) {
-            return st_refuse(st, "has tensor '%.100s' at byte %" PRIu64 " of the data, expected %" PRIu64 " (%s)",
-                             t->name, t->begin, covered, t->begin > covered ? "a hole" : "an overlap");
+            st_refuse(st, "has tensor '%.100s' at byte %" PRIu64 " of the data, expected %" PRIu64 " (%s)", t->name,
+                      t->begin, covered, t->begin > covered ? "a hole" : "an overlap");
         }
         covered = t->end;
     }
     if (covered != data_bytes) {
-        return st_refuse(st, "has %" PRIu64 " bytes of data, expected %" PRIu64, data_bytes, covered);
+        st_refuse(st, "has %" PRIu64 " bytes of data, expected %" PRIu64, data_bytes, covered);
     }
-    qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_names);
-    for (int i = 1; i < st->num_tensors; i++) {
-        if (st_compare_names(&st->tensors[i - 1], &st->tensors[i]) == 0) {
-            return st_refuse(st, "has tensor '%.100s' twice", st->tensors[i].name);
-        }
-    }
-    return true;
 }
 
-// The text of the header and a NUL, which the caller frees; NULL: refused. Sets st->data_start.
-static inline char *st_read_header(SafeTensors *st, uint64_t file_size) {
+// The header as JSON, which the caller deletes. Sets st->data_start.
+static inline cJSON *st_read_header(SafeTensors *st, uint64_t file_size) {
     uint64_t length = 0;
-    if (file_size < sizeof length) {
-        st_refuse(st, "is %" PRIu64 " bytes long, expected at least 8", file_size);
-        return NULL;
+    int error = read_exact(st->fd, &length, sizeof length, 0);
+    if (!error && (length > ST_MAX_HEADER || length > file_size - sizeof length)) {
+        st_refuse(st, "is %" PRIu64 " bytes long and says that its header has %" PRIu64 ", expected at most %u",
+                  file_size, length, ST_MAX_HEADER);
     }
-    int failure = st_pread(st->fd, &length, sizeof length, 0);
-    if (!failure && length > ST_MAX_HEADER) {
-        st_refuse(st, "says its header is %" PRIu64 " bytes long, expected at most %u", length, ST_MAX_HEADER);
-        return NULL;
-    }
-    if (!failure && length > file_size - sizeof length) {
-        st_refuse(st, "is %" PRIu64 " bytes long, expected at least %" PRIu64 " for its header", file_size,
-                  sizeof length + length);
-        return NULL;
-    }
-    char *header = (char *)xcalloc((size_t)length + 1, 1);
-    if (!failure) { failure = st_pread(st->fd, header, (size_t)length, sizeof length); }
-    if (failure) {
-        st_refuse(st, "could not be read: %s", strerror(failure));
-        free(header);
-        return NULL;
-    }
-    st->data_start = sizeof length + length;
-    return header;
-}
-
-// The header as JSON, which the caller deletes; NULL: refused. header[length] is 0: cJSON before 1.7.18 may read it.
-static inline cJSON *st_parse_json(SafeTensors *st, const char *header, size_t length) {
-    if (header[0] != '{') {
-        st_refuse(st, "has a header that is not a JSON object, expected '{' as its first byte");
-        return NULL;
-    }
-    if (strlen(header) != length || strstr(header, "\\u0000")) {  // a NUL would shorten a name
-        st_refuse(st, "has a NUL in its header, expected text");
-        return NULL;
-    }
+    char *header = (char *)xcalloc((size_t)length + 1, 1);  // with a NUL, which cJSON before 1.7.18 may read
+    if (!error) { error = read_exact(st->fd, header, (size_t)length, sizeof length); }
+    if (error) { st_refuse(st, "could not be read: %s", strerror(error)); }
     const char *end = header;
-    cJSON *json = cJSON_ParseWithLengthOpts(header, length, &end, false);
-    if (!json) {
-        st_refuse(st, "has a header that is not valid JSON at byte %zu", (size_t)(end - header));
-    } else if (end[strspn(end, " ")]) {
-        st_refuse(st, "has text after the JSON object in its header, expected nothing but spaces");
-        cJSON_Delete(json);
-        json = NULL;
+    cJSON *json = NULL;
+    // a NUL would shorten a name
+    if (header[0] == '{' && strlen(header) == length && !strstr(header, "\\u0000")) {
+        json = cJSON_ParseWithLengthOpts(header, length, &end, false);
     }
+    if (!json || end[strspn(end, " ")]) { st_refuse(st, "has a header that is no JSON object and spaces"); }
+    free(header);
+    st->data_start = sizeof length + length;
     return json;
 }
 
-static inline bool st_load(SafeTensors *st) {
+// Opens a file and checks the whole header. Stops at an error. Close with safetensors_close.
+static inline SafeTensors safetensors_open(const char *path) {
+    SafeTensors st;
     struct stat info;
-    if (st->fd < 0 || fstat(st->fd, &info) != 0) { return st_refuse(st, "could not be opened: %s", strerror(errno)); }
-    if (!S_ISREG(info.st_mode)) {
-        return st_refuse(st, "is a %s, expected a regular file", S_ISDIR(info.st_mode) ? "folder" : "device or pipe");
-    }
-    uint64_t file_size = (uint64_t)info.st_size;
-    char *header = st_read_header(st, file_size);
-    if (!header) { return false; }
-    cJSON *json = st_parse_json(st, header, (size_t)st->data_start - sizeof(uint64_t));
-    free(header);
-    bool good = json && st_parse_entries(st, json) && st_check_layout(st, file_size - st->data_start);
+    memset(&st, 0, sizeof st);
+    st.path = xstrdup(path);
+    st.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
+    if (st.fd < 0 || fstat(st.fd, &info) != 0) { st_refuse(&st, "could not be opened: %s", strerror(errno)); }
+    if (!S_ISREG(info.st_mode)) { st_refuse(&st, "is a folder, a device or a pipe"); }
+    cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
+    st_parse_entries(&st, json);
+    st_check_layout(&st, (uint64_t)info.st_size - st.data_start);
+    st_sort_by_name(&st);
     cJSON_Delete(json);
-    return good;
+    return st;
 }
 
 // ---- reading
@@ -301,30 +235,6 @@ static inline void safetensors_close(SafeTensors *st) {
     st_close_file(st);
 }
 
-// Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a
-// line.
-static inline bool safetensors_try_open(const char *path, SafeTensors *st, char *error, size_t size) {
-    memset(st, 0, sizeof *st);
-    st->path = xstrdup(path);
-    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
-    bool good = st_load(st);
-    if (!good) {
-        snprintf(error, size, "safetensors file '%s' %s", path, st->refusal);
-        safetensors_close(st);
-    }
-    return good;
-}
-
-// the same; stops with an input error if the file is refused. Close with safetensors_close.
-static inline SafeTensors safetensors_open(const char *path) {
-    SafeTensors st;
-    char error[8192];
-    if (!safetensors_try_open(path, &st, error, sizeof error)) {
-        input_error("%s; give a whole .safetensors file, or copy or export it again", error);
-    }
-    return st;
-}
-
 // the tensor called `name`; NULL: the file has none
 static inline const SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
     for (int low = 0, high = st->num_tensors; low < high;) {
@@ -341,7 +251,7 @@ static inline void safetensors_read(const SafeTensors *st, const SafeTensor *t, 
                                     size_t bytes) {
     assert(byte_offset <= t->end - t->begin && bytes <= t->end - t->begin - byte_offset);
     const SafeTensors *file = st->num_shards > 0 ? &st->shards[t->shard] : st;
-    int failure = st_pread(file->fd, out, bytes, file->data_start + t->begin + byte_offset);
+    int failure = read_exact(file->fd, out, bytes, file->data_start + t->begin + byte_offset);
     if (failure) {
         run_error(
             "could not read tensor '%s' of '%s': %s; the file was whole when it was opened, so check the disk, and "
@@ -359,6 +269,14 @@ static inline float f16_to_float(uint16_t half) {
         memcpy(&f, &bits, sizeof f);
     }
     return half >> 15 ? -f : f;
+}
+
+// the inverse of f16_to_float
+static inline uint16_t float_to_f16(float f) {
+    uint32_t bits = float_to_bits(f), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+    if (magnitude >= 0x7F800000u) { return (uint16_t)(sign | 0x7C00u | (magnitude >> 13 & 0x3FFu)); }
+    if (magnitude < 0x38800000u) { return (uint16_t)(sign | (uint32_t)(fabsf(f) * 0x1p24f)); }  // zero or subnormal
+    return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);  // the exponent's bias is 15 instead of 127
 }
 
 // element i of a block of F64, F32, BF16 or F16

@@ -13,22 +13,12 @@ are ignored, as in transformers.
 static inline bool is_json_name(const char *path) { return has_ending(path, ".json"); }
 
 // Returns the position of file `name` in st->shards. The first call for a file opens it.
-static inline int index_open_shard(SafeTensors *st, const char *name, const char *tensor) {
+static inline int index_open_shard(SafeTensors *st, const char *name) {
     char path[PATH_LENGTH];
     const char *slash = strrchr(st->path, '/');
-    if (!*name || strchr(name, '/') || strcmp(name, "..") == 0) {
-        input_error("'%s' names the file '%.200s' for tensor %.100s, expected a file in the folder of the index; get "
-                    "the index again from where the model is from",
-                    st->path, name, tensor);
-    }
     format_path(path, "%.*s%s", slash ? (int)(slash - st->path) + 1 : 0, st->path, name);
     for (int i = 0; i < st->num_shards; i++) {
         if (strcmp(st->shards[i].path, path) == 0) { return i; }
-    }
-    if (access(path, F_OK) != 0) {
-        input_error("'%s' names the file '%.200s' for tensor %.100s, and its folder has no such file; put all files of "
-                    "the model into one folder",
-                    st->path, name, tensor);
     }
     st->shards = (SafeTensors *)xrealloc(st->shards, (size_t)(st->num_shards + 1) * sizeof *st->shards);
     st->shards[st->num_shards] = safetensors_open(path);
@@ -37,11 +27,13 @@ static inline int index_open_shard(SafeTensors *st, const char *name, const char
 
 // adds the tensor of an entry of weight_map
 static inline void index_add(SafeTensors *st, const cJSON *entry) {
-    if (!cJSON_IsString(entry)) {
-        input_error("'%s' names no file for tensor %.100s, expected a string; copy the index again", st->path,
-                    entry->string);
+    const char *name = cJSON_GetStringValue(entry);
+    if (!name || !*name || strchr(name, '/') || strcmp(name, "..") == 0) {
+        input_error("'%s' has '%.200s' for tensor %.100s, expected a file in the folder of the index; get the index "
+                    "again from where the model is from",
+                    st->path, name ? name : "no string", entry->string);
     }
-    int shard = index_open_shard(st, entry->valuestring, entry->string);
+    int shard = index_open_shard(st, name);
     const SafeTensor *found = safetensors_find(&st->shards[shard], entry->string);
     if (!found) {
         input_error("'%s' puts tensor %.100s into '%s', and that file has no such tensor; copy the index and the files "
@@ -70,12 +62,7 @@ static inline SafeTensors safetensors_open_index(const char *path) {
     }
     st.tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(map), sizeof *st.tensors);
     cJSON_ArrayForEach(entry, map) { index_add(&st, entry); }
-    qsort(st.tensors, (size_t)st.num_tensors, sizeof *st.tensors, st_compare_names);
-    for (int i = 1; i < st.num_tensors; i++) {
-        if (st_compare_names(&st.tensors[i - 1], &st.tensors[i]) == 0) {
-            input_error("'%s' names tensor %.100s twice; copy the index again", path, st.tensors[i].name);
-        }
-    }
+    st_sort_by_name(&st);
     cJSON_Delete(json);
     return st;
 }

@@ -26,6 +26,7 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/hash.h"
+#include "llmc/files/file_kind.h"
 #include "llmc/files/unicode_classes.h"
 #include <stdbool.h>
 
@@ -36,8 +37,7 @@ enum {
     TOKENIZER_MERGE_SLOTS = 1 << 17,   // a power of two, at least twice the number of merges
     TOKENIZER_MAX_PRETOKEN = 1 << 20,  // bytes
     TOKENIZER_NUM_PLAIN = 188,         // bytes that tokenizer_byte_is_plain: ids 0 to 187
-    TOKENIZER_BIN_MAGIC = 20240328,
-    TOKENIZER_BIN_HEADER = 256,  // int32s
+    TOKENIZER_BIN_HEADER = 256,        // int32s
 };
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 

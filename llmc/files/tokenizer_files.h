@@ -9,8 +9,8 @@ tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t
 A symbol is a token with its bytes written as characters, as tokenizer.h describes.
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/files/json_file.h"
-#include "llmc/files/part_file.h"
 #include "llmc/files/tokenizer.h"
 
 // the character that stands for a byte
@@ -33,16 +33,6 @@ static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbo
     return length;
 }
 
-// Writes a token as a symbol. In JSON, a quote and a backslash take a backslash.
-static inline void tokenizer_write_symbol(const Tokenizer *t, int token, bool json, FILE *file) {
-    char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
-    size_t length = tokenizer_symbol(t, token, symbol);
-    for (size_t i = 0; i < length; i++) {
-        if (json && (symbol[i] == '"' || symbol[i] == '\\')) { fputc('\\', file); }
-        fputc(symbol[i], file);
-    }
-}
-
 // (vocab_size) the merge that makes each token, as in Tokenizer.merges; 0 for a byte and for end-of-text. t has merges;
 // the caller frees it.
 static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
@@ -53,66 +43,66 @@ static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
     return of_id;
 }
 
+// line (4 * TOKENIZER_MAX_TOKEN_BYTES + 1) = the two symbols of a merge, without a NUL. Returns its bytes.
+static inline size_t tokenizer_merge_line(const Tokenizer *t, uint64_t merge, char *line) {
+    size_t length = tokenizer_symbol(t, (int)(merge >> 48), line);
+    line[length++] = ' ';
+    return length + tokenizer_symbol(t, (int)(merge >> 32 & 0xFFFF), line + length);
+}
+
 // Writes merges.txt, under its final name when it is whole; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
-    PartFile part = part_open(path);
-    FILE *file = part.file;
-    if (!file) { return part.error; }
+    char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    PartFile file = part_open(path);
     uint64_t *of_id = tokenizer_merges_by_id(t);
-    fputs("#version: 0.2\n", file);
+    part_put(&file, "#version: 0.2\n", 14);
     for (int id = 256; id < t->end_of_text; id++) {
-        tokenizer_write_symbol(t, (int)(of_id[id] >> 48), false, file);
-        fputc(' ', file);
-        tokenizer_write_symbol(t, (int)(of_id[id] >> 32 & 0xFFFF), false, file);
-        fputc('\n', file);
+        part_put(&file, line, tokenizer_merge_line(t, of_id[id], line));
+        part_put(&file, "\n", 1);
     }
     free(of_id);
-    return part_finish(&part);
+    return part_finish(&file);
 }
 
 // Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
-    PartFile part = part_open(path);
-    FILE *file = part.file;
-    if (!file) { return part.error; }
+    char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
+    PartFile file = part_open(path);
+    if (!file.file) { return file.error; }
     for (int id = 0; id < t->end_of_text; id++) {
-        fputs(id ? ",\"" : "{\"", file);
-        tokenizer_write_symbol(t, id, true, file);
-        fprintf(file, "\":%d", id);
+        size_t length = tokenizer_symbol(t, id, symbol);
+        fputs(id ? ",\"" : "{\"", file.file);
+        for (size_t i = 0; i < length; i++) {
+            if (symbol[i] == '"' || symbol[i] == '\\') { fputc('\\', file.file); }
+            fputc(symbol[i], file.file);
+        }
+        fprintf(file.file, "\":%d", id);
     }
-    fprintf(file, ",\"%s\":%d}\n", TOKENIZER_END_OF_TEXT, t->end_of_text);
-    return part_finish(&part);
+    fprintf(file.file, ",\"%s\":%d}\n", TOKENIZER_END_OF_TEXT, t->end_of_text);
+    return part_finish(&file);
 }
 
 // ---- reading tokenizer.json
 
-static inline const char *json_type(const cJSON *object, const char *otherwise) {
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "type"));
-    return type ? type : otherwise;
-}
-
-// trouble = "" if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with
-// GPT-2's pattern, a BPE. Otherwise the difference, in words that follow "found".
-static inline void tokenizer_json_trouble(char trouble[256], const cJSON *json) {
+// NULL if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with GPT-2's
+// pattern, a BPE. Otherwise the difference, in words that follow "found".
+static inline const char *tokenizer_json_trouble(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
-    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(json, "normalizer");
-    const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(splitter, "use_regex");
-    const cJSON *prefix = cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space");
-    *trouble = 0;
-    if (strcmp(json_type(model, "BPE"), "BPE") != 0) {
-        snprintf(trouble, 256, "a model of the type %.60s; expected BPE", json_type(model, ""));
-    } else if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
-               !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
-        snprintf(trouble, 256, "no model with a vocab and merges; expected both");
-    } else if (cJSON_IsObject(normalizer)) {
-        snprintf(trouble, 256, "the normalizer %.60s; expected none", json_type(normalizer, "without a type"));
-    } else if (strcmp(json_type(splitter, ""), "ByteLevel") != 0) {
-        snprintf(trouble, 256, "the pre_tokenizer %.60s; expected ByteLevel", json_type(splitter, "null"));
-    } else if (cJSON_IsFalse(pattern) || cJSON_IsTrue(prefix)) {
-        snprintf(trouble, 256, "a ByteLevel pre_tokenizer %s; expected GPT-2's",
-                 cJSON_IsTrue(prefix) ? "with a prefix space" : "without its pattern");
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
+    const char *split = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
+    if (type && strcmp(type, "BPE") != 0) { return "a model that is no BPE"; }
+    if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
+        !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
+        return "no model with a vocab and merges (beside a vocab.json, give the merges.txt)";
     }
+    if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(json, "normalizer"))) { return "a normalizer"; }
+    if (!split || strcmp(split, "ByteLevel") != 0 ||
+        cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex")) ||
+        cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"))) {
+        return "another pre_tokenizer than ByteLevel with GPT-2's pattern and without a prefix space";
+    }
+    return NULL;
 }
 
 // The merges as the lines of merges.txt; the caller frees them. Stops at a merge that is not two strings.
@@ -138,18 +128,11 @@ static inline char *tokenizer_merge_lines(const char *path, const cJSON *merges,
 
 // Stops unless `symbol` names the token `id` of t.
 static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, const char *symbol, const cJSON *id) {
-    char expected[TOKENIZER_MAX_TOKEN_BYTES];
-    size_t bytes, count = 0, step, length = strlen(symbol);
+    char expected[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     int token = cJSON_IsNumber(id) ? id->valueint : -1;
-    const char *text = tokenizer_decode(t, token, &bytes);
-    if (token >= 0 && token == t->end_of_text && strcmp(symbol, TOKENIZER_END_OF_TEXT) == 0) { return; }
-    bool same = bytes > 0;
-    for (size_t i = 0; i < length && same; i += step) {
-        int byte = tokenizer_symbol_byte(t, tokenizer_code_point(symbol + i, length - i, &step));
-        same = byte >= 0 && count < sizeof expected;
-        if (same) { expected[count++] = (char)byte; }
-    }
-    if (same && count == bytes && memcmp(text, expected, bytes) == 0) { return; }
+    expected[tokenizer_symbol(t, token, expected)] = 0;
+    bool is_end = token == t->end_of_text && strcmp(symbol, TOKENIZER_END_OF_TEXT) == 0;
+    if (is_end || (*expected && strcmp(symbol, expected) == 0)) { return; }
     input_error("%s: the token '%.60s' has the id %d, which is another token in GPT-2's order of ids (bytes, merges, "
                 "end-of-text); give a tokenizer in that order",
                 path, symbol, token);
@@ -170,28 +153,22 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
 
 // whether a tokenizer.json can be read and is of the kinds that tokenizer_open loads
 static inline bool tokenizer_json_is_known(const char *path) {
-    char trouble[256];
     cJSON *json = try_read_json(path);
-    tokenizer_json_trouble(trouble, json);
-    bool known = json && (!*trouble || tokenizer_json_is_bytes(json));
+    bool known = json && (!tokenizer_json_trouble(json) || tokenizer_json_is_bytes(json));
     cJSON_Delete(json);
     return known;
 }
 
 // Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other one.
 static inline Tokenizer tokenizer_load_json(const char *path) {
-    char trouble[256];
     cJSON *json = read_json(path), *symbol;
     if (!json) { input_error("%s: there is no such file; check the path", path); }
     if (tokenizer_json_is_bytes(json)) {
         cJSON_Delete(json);
         return tokenizer_bytes();
     }
-    if (cJSON_IsNumber(json->child)) {
-        input_error("%s: found ids of tokens without merges, as in vocab.json; give the merges.txt beside it", path);
-    }
-    tokenizer_json_trouble(trouble, json);
-    if (*trouble) { input_error("%s: found %s, as in GPT-2's tokenizer.json", path, trouble); }
+    const char *trouble = tokenizer_json_trouble(json);
+    if (trouble) { input_error("%s: found %s; expected what GPT-2's tokenizer.json has", path, trouble); }
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     size_t bytes;
     char *lines = tokenizer_merge_lines(path, cJSON_GetObjectItemCaseSensitive(model, "merges"), &bytes);

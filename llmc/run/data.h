@@ -40,7 +40,7 @@ static inline bool data_are_examples(const TokenFiles *files) {
 static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
     TokenFiles files = token_files_open(flag, pattern);
     for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
-        if (!corpus_is_json(files.files[f].path)) { binary_refuse(flag, files.files[f].path); }
+        if (!corpus_is_json(files.files[f].path)) { refuse_binary(flag, files.files[f].path); }
     }
     return files;
 }

@@ -313,7 +313,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
         f->hellaswag = hellaswag_read_json("--eval", a->eval, HELLASWAG_LLMC, &f->tokenizer, a->T);
         f->as_lm_eval = hellaswag_read_json("--eval", a->eval, HELLASWAG_LM_EVAL, &f->tokenizer, a->T);
     } else {
-        f->text = corpus_open_for("--eval", a->eval, a->field, a->separator);
+        f->text = corpus_open("--eval", a->eval, a->field);
     }
 }
 

@@ -21,7 +21,6 @@ stay in memory, and each new line tries to write all of them again. The file nev
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
-#include "llmc/files/part_file.h"
 #include <math.h>
 #include <stdarg.h>
 #include <sys/ioctl.h>

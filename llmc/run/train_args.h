@@ -2,10 +2,10 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
-         EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
-         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
+defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ChosenFlag,
+         TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update,
+         keeps_best, saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
+         NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -13,7 +13,6 @@ defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HEL
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/flags.h"
-#include <ctype.h>
 
 // -k, in the order of SCHEDULE_CHOICES
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
@@ -33,11 +32,9 @@ enum { MATMUL_AUTO = 3 };
 
 enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the model's positions
 
-// --export and --type
+// --export
 typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
 #define EXPORT_CHOICES "none gguf llmc"
-typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;  // as EXPORT_TYPE_CHOICES
-#define EXPORT_TYPE_CHOICES "auto f32 f16 bf16 q8_0"
 
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
@@ -65,12 +62,11 @@ typedef struct {
     int top_k, generate, samples;
     const char *tokenizer;
     // --tokenize
-    const char *tokenize, *field, *separator;
-    int64_t shard_tokens;
+    const char *tokenize, *field;
     double val_share;
     int train_bpe;
     // --export
-    int export_format, export_type;
+    int export_format;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     const char *keep_best;
@@ -117,7 +113,6 @@ static const TrainArgs default_args = {
     .temperature = 1.0,
     .top_p = 1.0,
     .samples = 1,
-    .shard_tokens = 100000000,
     .val_share = 0.01,
     .recompute = RECOMPUTE_AUTO,
     .recompute_every = 1,
@@ -212,10 +207,8 @@ static const Flag flag_table[] = {
      "write the text in -i as token shards OUT_*.bin; no training", NOT_RESUMED},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", "field of the text in JSON lines (default: text)",
      NOT_RESUMED},
-    {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE",
-     "line that separates documents (default: none)", NOT_RESUMED},
-    {NULL, "shard-tokens", FLAG_INT64, ARG(shard_tokens), 1000, 2147483647, NULL, "N",
-     "with --tokenize, tokens in a training shard (default %s)", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "separator", "a line that is exactly <|endoftext|> separates documents"),
+    FLAG_WAS_REMOVED(NULL, "shard-tokens", "a training shard has 100 million tokens"),
     {NULL, "val-share", FLAG_REAL, ARG(val_share), 0, 0.5, NULL, "X",
      "with --tokenize, share of validation tokens (default %s)", NOT_RESUMED},
     {NULL, "train-bpe", FLAG_INT, ARG(train_bpe), 257, 65536, NULL, "N",
@@ -224,8 +217,7 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Export"),
     {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT",
      "write the model in -e to -o: gguf for llama.cpp, llmc for llm.c", NOT_RESUMED},
-    {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE",
-     "type of exported weights (default %s: as stored)", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"),
 
     FLAG_HEADING("Checkpoints"),
     {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N",
@@ -460,14 +452,8 @@ static inline void args_check_needs(const TrainArgs *a) {
     if (a->train_bpe && !a->train_data) {
         input_error("--train-bpe %d learns from the text in -i: give a file or a pattern with -i", a->train_bpe);
     }
-    if (a->separator && (!*a->separator || isspace((unsigned char)*a->separator) || strchr(a->separator, '\n'))) {
-        input_error("--separator '%s': expected one line that begins with a visible character", a->separator);
-    }
     if (a->export_format && (!a->model || !a->run_dir) && !a->plan) {
         input_error("--export reads the model in -e and writes the file -o: give both");
-    }
-    if (a->export_type != EXPORT_AUTO && !a->export_format) {
-        input_error("--type is the type of the weights in an exported file: give --export as well");
     }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");

@@ -16,17 +16,13 @@ static inline void train_bpe_count(BpeTrainer *trainer, const Corpus *corpus, co
         return;
     }
     cJSON *json;
-    const char *trouble;
-    char *line = (char *)xmalloc(piece->bytes + 1);
-    memcpy(line, piece->text, piece->bytes);
-    const char *text = corpus_document(line, piece->bytes, corpus->field, &json, &trouble);
+    const char *trouble, *text = corpus_document(piece->text, piece->bytes, corpus->field, &json, &trouble);
     if (!text) {
-        input_error("-i %s line %" PRIu64 " %s: found '%.*s'", corpus->files[piece->file].path, piece->line, trouble,
-                    (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
+        input_error("-i %s line %" PRIu64 " %s: found '%.60s'", corpus->files[piece->file].path, piece->line, trouble,
+                    piece->text);
     }
     bpe_count(trainer, text, strlen(text));
     cJSON_Delete(json);
-    free(line);
 }
 
 static inline void train_bpe_path(char *path, const char *folder, const char *name) {
@@ -46,7 +42,7 @@ static inline void train_bpe(const TrainArgs *a) {
     const char *folder = a->run_dir ? a->run_dir : ".";
     train_bpe_path(vocab, folder, "vocab.json");
     train_bpe_path(merges, folder, "merges.txt");
-    Corpus corpus = corpus_open(a->train_data, a->field, a->separator);
+    Corpus corpus = corpus_open("-i", a->train_data, a->field);
     BpeTrainer trainer;
     CorpusPiece piece;
     memset(&trainer, 0, sizeof trainer);

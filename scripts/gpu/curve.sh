@@ -23,7 +23,7 @@ find_text() {
     elif [ -r "$merges" ]; then
         curve_data=$curve/text_train_000001.bin curve_words="$text by $merges"
         "$programs/train_gpt2" --device cpu -i "$text" --tokenizer "$merges" --tokenize "$curve/text" --val-share 0 \
-            --shard-tokens 2000000000 >"$log" 2>&1 ||
+            >"$log" 2>&1 ||
             { ended "text" 1 "$log" "$curve_words" && return 1; }
     fi
     report "text" 0 "$curve_words"

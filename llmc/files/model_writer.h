@@ -1,0 +1,60 @@
+/*
+Writes a model's tensors for other programs: one tensor, for GGUF, or llm.c's model file (llmc_file.h).
+defines: write_tensor, llmc_write_model
+*/
+#pragma once
+#include "llmc/common/create_file.h"
+#include "llmc/files/model_state.h"
+
+// out = x (count) as F32, F16 or BF16. Exact for numbers that were read from that type or from a narrower one.
+static inline void numbers_encode(unsigned char *out, DType dtype, const real *x, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float f = (float)x[i];
+        uint16_t half = dtype == DT_F16 ? float_to_f16(f) : float_to_bf16(f).bits;
+        if (dtype == DT_F32) {
+            memcpy(out + i * sizeof f, &f, sizeof f);
+        } else {
+            memcpy(out + i * sizeof half, &half, sizeof half);
+        }
+    }
+}
+
+// Writes a tensor in (out, in) order, some rows at a time. layout: of one rank
+static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
+                                DType dtype) {
+    StoredTensor stored = stored_tensor(model, "", id, layer);
+    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
+    size_t most = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
+    for (size_t row = 0; row < rows && !out->error; row += n) {
+        n = rows - row < most ? rows - row : most;
+        ParamRange range = {row * cols, n * cols, 0, 0};
+        real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
+        unsigned char *bytes = (unsigned char *)xmalloc(range.count * dtype_size(dtype));
+        numbers_encode(bytes, dtype, numbers, range.count);
+        part_put(out, bytes, range.count * dtype_size(dtype));
+        free(bytes);
+        free(numbers);
+    }
+}
+
+// Writes an open model as llm.c's model file: version 3 if dtype is DT_F32, version 5 if it is DT_BF16. Some rows of a
+// tensor are in memory at a time.
+static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType dtype) {
+    const GPT2Config *c = &model->config;
+    ParamLayout layout = param_layout(c);
+    const int32_t header[LLMC_HEADER_INTS] = {LLMC_MAGIC,     dtype == DT_BF16 ? LLMC_BF16 : LLMC_FP32,
+                                              c->max_seq_len, c->vocab_size,
+                                              c->num_layers,  c->num_heads,
+                                              c->channels,    c->padded_vocab_size};
+    part_put(out, header, sizeof header);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            write_tensor(out, model, (ParamId)id, layer, &layout, dtype);
+        }
+        if (id != WTE) { continue; }
+        size_t padding = (size_t)(c->padded_vocab_size - c->vocab_size) * (size_t)c->channels * dtype_size(dtype);
+        void *zeros = xcalloc(padding, 1);
+        part_put(out, zeros, padding);
+        free(zeros);
+    }
+}
