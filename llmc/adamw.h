@@ -1,6 +1,5 @@
 /*
-AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu et al. 2013): the
-reference implementation.
+AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu et al. 2013).
   g = grad * min(1, clip / ||grads||)
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
@@ -20,13 +19,12 @@ Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, view_element, cpu_adamw_update
+defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, view_element, reference_adamw_update
 */
 #pragma once
-#include "llmc/common/device.h"
-#include "llmc/moments.h"
 #include "llmc/common/rng.h"
-#include "llmc/common/vector_math.h"
+#include "llmc/gradient.h"
+#include "llmc/moments.h"
 
 // the numbers of a step that all elements share
 typedef struct {
@@ -66,161 +64,76 @@ static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e
     return range->view_offset + row * range->view_stride + col;
 }
 
-// ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
-
-enum { ADAMW_TILE = 512 };  // elements; whole blocks of moments, and all arrays of a tile fit in the L1 cache
-
-// Elements [i, i + n) of an array as real: a pointer into a real array, else `buffer`, converted from bf16.
-static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *buffer) {
-    if (dtype != DT_BF16) { return (real *)array + i; }
-    const bf16 *from = (const bf16 *)array + i;
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { buffer[e] = bf16_to_float(from[e]); }
-    return buffer;
+// the random bits that round w, m or v of element e of a range
+static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, AdamWScales s) {
+    size_t element = view_element(range, range->tensor_offset + e);
+    uint64_t group = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, element / 4);
+    return element_rounding_bits(group, element % 4);
 }
 
-static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_t n, real *buffer) {
-    if (state->master) { return state->master + i; }
-    if (!state->remainder) { return tile_of(state->params, DT_FLOATX, i, n, buffer); }
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { buffer[e] = joined_real(state->params[i + e], state->remainder[i + e]); }
-    return buffer;
+static inline real reference_weight(const OptimizerState *state, size_t i) {
+    if (state->master) { return state->master[i]; }
+    return state->remainder ? joined_real(state->params[i], state->remainder[i]) : to_real(state->params[i]);
 }
 
-// the end of the block of moments that begins at element `block` of a tile of n elements
-static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
+static inline void reference_weight_store(const OptimizerState *state, size_t i, real w, uint32_t random_bits) {
+    bool alone = !state->master && !state->remainder;
+    state->params[i] = alone ? to_floatX_stochastic(w, random_bits) : to_floatX_half_up(w);
+    if (state->master) { state->master[i] = w; }
+    if (state->remainder) { state->remainder[i] = remainder_of(w); }
+}
 
-// m, v (n) from 8 bits
-static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
-    const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
-    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        m_decode_block(m + block, m_codes + block, count, state->m_scales[scale]);
-        v_decode_block(v + block, v_codes + block, count, state->v_scales[scale]);
+// x (n) = moments [i, i + n), a block: n <= MOMENT_BLOCK
+static inline void reference_moments(real *x, const void *moments, const float *scales, DType dtype, size_t i, size_t n,
+                                     void (*decode)(real *, const uint8_t *, size_t, float)) {
+    if (dtype == DT_U8) { decode(x, (const uint8_t *)moments + i, n, scales[i / MOMENT_BLOCK]); }
+    for (size_t e = 0; dtype != DT_U8 && e < n; e++) {
+        x[e] = dtype == DT_BF16 ? bf16_to_float(((const bf16 *)moments)[i + e]) : ((const real *)moments)[i + e];
     }
 }
 
-// ---- stores, with stochastic rounding
-
-// random bits for a slice: neighbours of the slice need not be neighbours in the tensor
-static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what, size_t first, size_t n,
-                                             const UpdateRange *range, AdamWScales s) {
-    uint64_t group_bits = 0;
-    for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
-        size_t element = view_element(range, first + e), group = element / 4;
-        if (group != last) { group_bits = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, group); }
-        random_bits[e] = (uint16_t)element_rounding_bits(group_bits, element % 4);
-        last = group;
+static inline void reference_moments_store(void *moments, float *scales, DType dtype, size_t i, size_t n, const real *x,
+                                           const uint16_t *random_bits,
+                                           float (*encode)(uint8_t *, const real *, size_t, const uint16_t *)) {
+    if (dtype == DT_U8) { scales[i / MOMENT_BLOCK] = encode((uint8_t *)moments + i, x, n, random_bits); }
+    for (size_t e = 0; dtype != DT_U8 && e < n; e++) {
+        if (dtype == DT_BF16) {
+            ((bf16 *)moments)[i + e] = bf16_round_stochastic((float)x[e], random_bits[e]);
+        } else {
+            ((real *)moments)[i + e] = x[e];
+        }
     }
 }
 
-// random bits (n) for w, m or v of elements [i, i + n); i - range->offset is a multiple of 4
-static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t i, size_t n, const UpdateRange *range,
-                                    AdamWScales s) {
-    uint64_t groups[ADAMW_TILE / 4];
-    size_t first = range->tensor_offset + i - range->offset;
-    if (range->view_cols > 0) {
-        tile_random_bits_of_slice(random_bits, what, first, n, range, s);
-        return;
+// elements [start, start + n) of a range, a block of moments
+static inline void reference_adamw_block(const OptimizerState *state, Gradient grads, const UpdateRange *range,
+                                         size_t start, size_t n, real grad_scale, AdamWScales s) {
+    real m[MOMENT_BLOCK], v[MOMENT_BLOCK];
+    uint16_t m_bits[MOMENT_BLOCK], v_bits[MOMENT_BLOCK];
+    size_t i = range->offset + start;
+    reference_moments(m, state->m, state->m_scales, state->moments, i, n, m_decode_block);
+    reference_moments(v, state->v, state->v_scales, state->moments, i, n, v_decode_block);
+    for (size_t e = 0; e < n; e++) {
+        real g = gradient_value(grads, i + e) * grad_scale, w = reference_weight(state, i + e);
+        w = adamw_weight(w, &m[e], &v[e], g, range->decay, s);
+        reference_weight_store(state, i + e, w, reference_rounding_bits(range, start + e, ROUND_WEIGHT, s));
+        m_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_M, s);
+        v_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_V, s);
     }
-    for (size_t group = 0; group < (n + 3) / 4; group++) {
-        groups[group] = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, first / 4 + group);
-    }
-    memcpy(random_bits, groups, n * sizeof *random_bits);  // little-endian: element 0 has the lowest 16 bits
+    reference_moments_store(state->m, state->m_scales, state->moments, i, n, m, m_bits, m_encode_block);
+    reference_moments_store(state->v, state->v_scales, state->moments, i, n, v, v_bits, v_encode_block);
 }
 
-static inline void tile_round(bf16 *to, const real *from, const uint16_t *random_bits, size_t n) {
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { to[e] = bf16_round_stochastic((float)from[e], random_bits[e]); }
-}
-
-static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, const real *w,
-                                      const UpdateRange *range, AdamWScales s) {
-    uint16_t random_bits[ADAMW_TILE];
-    floatX *params = state->params + i;
-    if (state->master || state->remainder) {
-#pragma omp simd
-        for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
-    } else if (DT_FLOATX == DT_BF16) {
-        tile_random_bits(random_bits, ROUND_WEIGHT, i, n, range, s);
-        tile_round((bf16 *)(void *)params, w, random_bits, n);
-    }
-    if (state->remainder) {
-#pragma omp simd
-        for (size_t e = 0; e < n; e++) { state->remainder[i + e] = remainder_of(w[e]); }
-    }
-}
-
-static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const real *m,
-                                 const uint16_t *random_bits) {
-    uint8_t *codes = (uint8_t *)state->m + i;
-    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        state->m_scales[(i + block) / MOMENT_BLOCK] =
-            m_encode_block(codes + block, m + block, block_end(block, n) - block, random_bits + block);
-    }
-}
-
-static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const real *v,
-                                 const uint16_t *random_bits) {
-    uint8_t *codes = (uint8_t *)state->v + i;
-    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        state->v_scales[(i + block) / MOMENT_BLOCK] =
-            v_encode_block(codes + block, v + block, block_end(block, n) - block, random_bits + block);
-    }
-}
-
-// m, v (n) to their storage type; real moments were updated in place
-static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
-                                      const UpdateRange *range, AdamWScales s) {
-    uint16_t random_bits[ADAMW_TILE];
-    if (state->moments == DT_REAL) { return; }
-    bool bytes = state->moments == DT_U8;
-    tile_random_bits(random_bits, ROUND_M, i, n, range, s);
-    if (bytes) {
-        tile_encode_m(state, i, n, m, random_bits);
-    } else {
-        tile_round((bf16 *)state->m + i, m, random_bits, n);
-    }
-    tile_random_bits(random_bits, ROUND_V, i, n, range, s);
-    if (bytes) {
-        tile_encode_v(state, i, n, v, random_bits);
-    } else {
-        tile_round((bf16 *)state->v + i, v, random_bits, n);
-    }
-}
-
-// elements [i, i + n) of the flat arrays, in one range; i - range->offset is a multiple of ADAMW_TILE
-static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, const UpdateRange *range,
-                              real grad_scale, AdamWScales s) {
-    real w_buffer[ADAMW_TILE], m_buffer[ADAMW_TILE], v_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE];
-    real *w = tile_of_weights(state, i, n, w_buffer), *m = m_buffer, *v = v_buffer;
-    const real *g = tile_of(grads.at, grads.dtype, i, n, g_buffer);
-    bool decay = range->decay;
-    if (state->moments == DT_U8) {
-        tile_decode(state, i, n, m, v);
-    } else {
-        m = tile_of(state->m, state->moments, i, n, m);
-        v = tile_of(state->v, state->moments, i, n, v);
-    }
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * grad_scale, decay, s); }
-    tile_store_weights(state, i, n, w, range, s);
-    tile_store_moments(state, i, n, m, v, range, s);
-}
-
-static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                    const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
-    (void)n, (void)ex;
+static inline void reference_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                          const UpdateRange *ranges, int num_ranges, size_t elements,
+                                          const AdamW *hyper, Exec *ex) {
+    (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
-#pragma omp parallel
     for (int r = 0; r < num_ranges; r++) {
-#pragma omp for schedule(static) nowait
-        for (size_t start = 0; start < ranges[r].count; start += ADAMW_TILE) {
-            size_t i = ranges[r].offset + start, left = ranges[r].count - start;
-            size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
-            adamw_tile(state, grads, i, n, &ranges[r], grad_scale, scales);
+        for (size_t start = 0; start < ranges[r].count; start += MOMENT_BLOCK) {
+            size_t left = ranges[r].count - start, n = left < MOMENT_BLOCK ? left : (size_t)MOMENT_BLOCK;
+            reference_adamw_block(state, grads, &ranges[r], start, n, grad_scale, adamw_scales(hyper));
         }
     }
 }

@@ -4,76 +4,18 @@ Softmax cross entropy over a chunk of rows: loss and gradient in one visit of th
   dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns [V, Vp) become 0
 Padded columns are written, never read. A row whose target is below 0 has no loss: its loss and gradient are 0.
 Shapes      logits (N,Vp) floatX, losses (N) real, targets (N) int32. dloss = 0 computes the loss alone.
-Bytes       NV floatX read; NVp written for a gradient. A row stays in cache between its three passes.
+Bytes       NV floatX read; NVp written for a gradient.
 If each rank holds a slice of the columns, its statistics of a row are the maximum m of its logits, the sum s of
 exp(logit - m), and the target's logit (0 if another rank has the target). Over all ranks
   M = max m;  Z = sum s exp(m - M);  loss = log Z - (target - M);  dlogits as above, from Z and M
 classifier_statistics reads the logits twice, classifier_from_statistics reads and writes them once. The row goes
 through memory once more than on a single rank.
 Source      online softmax: Milakov, Gimelshein 2018; over ranks: Megatron-LM's vocabulary-parallel cross entropy.
-defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statistics, classifier_columns, cpu_loss_sum
+defines: classifier_columns, reference_classifier, reference_classifier_statistics,
+         reference_classifier_from_statistics, reference_loss_sum
 */
 #pragma once
 #include "llmc/ops.h"
-#include "llmc/common/vector_math.h"
-
-static inline real larger_logit(real a, real b) { return a > b ? a : b; }
-
-// the largest of V logits: one maximum per lane, since clang vectorises no reduction to a maximum of floats
-static inline real classifier_max(const floatX *logits, int V) {
-    enum { LANES = 64 };
-    real lane_max[LANES], max = CLASSIFIER_LEAST;
-    for (int i = 0; i < LANES; i++) { lane_max[i] = CLASSIFIER_LEAST; }
-    int whole = V - V % LANES;
-    for (int v = 0; v < whole; v += LANES) {
-#pragma omp simd
-        for (int i = 0; i < LANES; i++) { lane_max[i] = larger_logit(to_real(logits[v + i]), lane_max[i]); }
-    }
-    for (int v = whole; v < V; v++) { max = larger_logit(to_real(logits[v]), max); }
-    for (int width = LANES / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) { lane_max[i] = larger_logit(lane_max[i + width], lane_max[i]); }
-    }
-    return larger_logit(lane_max[0], max);
-}
-
-// the largest of V logits, and the sum of exp(logit - largest)
-static inline void classifier_sum(real *largest, real *total, const floatX *logits, int V) {
-    real max = classifier_max(logits, V), sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int v = 0; v < V; v++) { sum += fast_exp(to_real(logits[v]) - max); }
-    *largest = max;
-    *total = sum;
-}
-
-// logits become their gradient; target is outside [0, V) if another rank has it
-static inline void classifier_gradient(floatX *logits, int target, real max, real sum, real dloss, int V, int Vp) {
-    bool here = target >= 0 && target < V;
-    real scale = dloss / sum;
-    real at_target = here ? fast_exp(to_real(logits[target]) - max) * scale - dloss : 0;
-#pragma omp simd
-    for (int v = 0; v < V; v++) { logits[v] = to_floatX(fast_exp(to_real(logits[v]) - max) * scale); }
-    if (here) { logits[target] = to_floatX(at_target); }
-    for (int v = V; v < Vp; v++) { logits[v] = to_floatX(0); }
-}
-
-static inline void classifier_row(real *loss, floatX *logits, int target, real dloss, int V, int Vp) {
-    real max, sum;
-    if (target < 0) {
-        *loss = 0;
-        if (dloss != 0) { memset(logits, 0, (size_t)Vp * sizeof *logits); }
-        return;
-    }
-    classifier_sum(&max, &sum, logits, V);
-    *loss = REAL_MATH(log)(sum) - (to_real(logits[target]) - max);
-    if (dloss != 0) { classifier_gradient(logits, target, max, sum, dloss, V, Vp); }
-}
-
-static inline void cpu_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
-                                  Exec *ex) {
-    (void)ex;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) { classifier_row(losses + n, logits + (size_t)n * Vp, targets[n], dloss, V, Vp); }
-}
 
 // number of columns below V in [first, first + Vl)
 static inline int classifier_columns(int first, int V, int Vl) {
@@ -81,51 +23,57 @@ static inline int classifier_columns(int first, int V, int Vl) {
     return left < Vl ? left : Vl;
 }
 
-static inline void cpu_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
-                                             int N, int V, int Vl, Exec *ex) {
+static inline void reference_classifier_statistics(real *statistics, const floatX *logits, const int *targets,
+                                                   int first, int N, int V, int Vl, Exec *ex) {
     (void)ex;
     int columns = classifier_columns(first, V, Vl);
-#pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *row = logits + (size_t)n * Vl;
         int target = targets[n] - first;
-        bool here = target >= 0 && target < columns;
-        classifier_sum(&statistics[3 * (size_t)n], &statistics[3 * (size_t)n + 1], row, columns);
-        statistics[3 * (size_t)n + 2] = here ? to_real(row[target]) : 0;
+        double max = CLASSIFIER_LEAST, sum = 0;
+        for (int v = 0; v < columns; v++) { max = fmax(max, to_real(row[v])); }
+        for (int v = 0; v < columns; v++) { sum += exp(to_real(row[v]) - max); }
+        statistics[3 * (size_t)n] = (real)max;
+        statistics[3 * (size_t)n + 1] = (real)sum;
+        statistics[3 * (size_t)n + 2] = target >= 0 && target < columns ? to_real(row[target]) : 0;
     }
 }
 
-// row n's maximum, sum and target logit over all ranks
-static inline void classifier_combine(real *max, real *sum, real *target, const real *statistics, int ranks, int N,
-                                      int n) {
-    const real *of_row = statistics + 3 * (size_t)n;
-    size_t stride = 3 * (size_t)N;
-    *max = CLASSIFIER_LEAST;
-    *sum = *target = 0;
-    for (int r = 0; r < ranks; r++) { *max = of_row[r * stride] > *max ? of_row[r * stride] : *max; }
-    for (int r = 0; r < ranks; r++) {
-        *sum += of_row[r * stride + 1] * fast_exp(of_row[r * stride] - *max);
-        *target += of_row[r * stride + 2];
-    }
-}
-
-static inline void cpu_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
-                                                  const int *targets, real dloss, int ranks, int first, int N, int V,
-                                                  int Vl, Exec *ex) {
+static inline void reference_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
+                                                        const int *targets, real dloss, int ranks, int first, int N,
+                                                        int V, int Vl, Exec *ex) {
     (void)ex;
     int columns = classifier_columns(first, V, Vl);
-#pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        real max, sum, target;
-        classifier_combine(&max, &sum, &target, statistics, ranks, N, n);
+        floatX *row = logits + (size_t)n * Vl;
+        double max = CLASSIFIER_LEAST, sum = 0, target = 0;
+        for (int r = 0; r < ranks; r++) { max = fmax(max, statistics[3 * ((size_t)r * N + n)]); }
+        for (int r = 0; r < ranks; r++) {
+            const real *of_rank = statistics + 3 * ((size_t)r * N + n);
+            sum += of_rank[1] * exp(of_rank[0] - max);
+            target += of_rank[2];
+        }
         bool counts = targets[n] >= 0;
-        losses[n] = counts ? REAL_MATH(log)(sum) - (target - max) : 0;
-        if (dloss == 0) { continue; }
-        classifier_gradient(logits + (size_t)n * Vl, targets[n] - first, max, sum, counts ? dloss : 0, columns, Vl);
+        losses[n] = counts ? (real)(log(sum) - (target - max)) : 0;
+        for (int v = 0; dloss != 0 && v < Vl; v++) {
+            double p = v < columns ? exp(to_real(row[v]) - max) / sum : 0;
+            row[v] = to_floatX(counts ? (real)((p - (first + v == targets[n])) * dloss) : 0);
+        }
     }
 }
 
-static inline void cpu_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
+// one rank has all columns
+static inline void reference_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V,
+                                        int Vp, Exec *ex) {
+    for (int n = 0; n < N; n++) {
+        floatX *row = logits + (size_t)n * Vp;
+        real statistics[3];
+        reference_classifier_statistics(statistics, row, targets + n, 0, 1, V, Vp, ex);
+        reference_classifier_from_statistics(losses + n, row, statistics, targets + n, dloss, 1, 0, 1, V, Vp, ex);
+    }
+}
+
+static inline void reference_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
     (void)ex;
     double sum = 0;
     for (int n = 0; n < N; n++) { sum += losses[n]; }

@@ -1,19 +1,21 @@
 /*
 The CPU backend: the reference implementation of every operation, in one table. A signature that differs from ops.h does
 not compile.
-defines: cpu_ops
+defines: cpu_ops, reference_ops
 */
 #pragma once
-#include "llmc/adamw.h"
-#include "llmc/attention.h"
-#include "llmc/classifier.h"
-#include "llmc/embedding.h"
-#include "llmc/gelu.h"
-#include "llmc/global_norm.h"
-#include "llmc/gradient.h"
-#include "llmc/layernorm.h"
-#include "llmc/matmul.h"
-#include "llmc/residual.h"
+#include "llmc/adamw_cpu.h"
+#include "llmc/attention_cpu.h"
+#include "llmc/classifier_cpu.h"
+#include "llmc/embedding_cpu.h"
+#include "llmc/gelu_cpu.h"
+#include "llmc/global_norm_cpu.h"
+#include "llmc/gradient_cpu.h"
+#include "llmc/layernorm_cpu.h"
+#include "llmc/matmul_cpu.h"
+#include "llmc/residual_cpu.h"
 
 #define CPU_OP(op, ...) .op = cpu_##op,
+#define REFERENCE_OP(op, ...) .op = reference_##op,
 static const Ops cpu_ops = {OPS(CPU_OP)};
+static const Ops reference_ops = {OPS(REFERENCE_OP)};

@@ -9,131 +9,82 @@ The same in two steps, for a rank that holds rows [first, first + rows) of wte, 
   position  x[n] += wpe[(first + n) % T];  backward over this rank's rows of (B,T)
 For each token, the rows of all ranks but one are 0. The sum over the ranks therefore has no rounding, and both steps
 give the forward's bits.
-The backward adds up a token's rows in order, then adds the sum to the gradient. The sum has one order with any number
-of threads and is rounded once.
-defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedding_forward, cpu_embedding_backward,
-         cpu_token_embedding_backward, cpu_position_embedding_backward
+The backward adds up a token's rows in order, then adds the sum to the gradient, which is rounded once.
+defines: reference_embedding_forward, reference_token_embedding_forward, reference_position_embedding_forward,
+         reference_embedding_backward, reference_token_embedding_backward, reference_position_embedding_backward
 */
 #pragma once
-#include "llmc/common/check.h"
 #include "llmc/gradient.h"
 #include <limits.h>
 
-static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
-                                         int T, int C, Exec *ex) {
+static inline void reference_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
+                                               int B, int T, int C, Exec *ex) {
     (void)ex;
-#pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < (size_t)B * T; n++) {
-        const floatX *token = wte + (size_t)tokens[n] * C;
-        const floatX *position = wpe + n % T * C;
-        floatX *row = out + n * C;
-#pragma omp simd
-        for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(token[c]) + to_real(position[c])); }
+    for (int n = 0; n < B * T; n++) {
+        const floatX *token = wte + (size_t)tokens[n] * C, *position = wpe + (size_t)(n % T) * C;
+        for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = to_floatX(to_real(token[c]) + to_real(position[c])); }
     }
 }
 
-static inline void cpu_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first, int rows,
-                                               int N, int C, Exec *ex) {
+static inline void reference_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first,
+                                                     int rows, int N, int C, Exec *ex) {
     (void)ex;
-#pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        int token = tokens[n] - first;
-        bool here = token >= 0 && token < rows;
-        floatX *row = out + (size_t)n * C;
-        for (int c = 0; c < C; c++) { row[c] = here ? wte[(size_t)token * C + c] : to_floatX(0); }
+        int row = tokens[n] - first;
+        bool here = row >= 0 && row < rows;
+        for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = here ? wte[(size_t)row * C + c] : to_floatX(0); }
     }
 }
 
-static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
-                                                  Exec *ex) {
+static inline void reference_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+                                                        Exec *ex) {
     (void)ex;
-#pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *position = wpe + (size_t)((first + n) % T) * C;
         floatX *row = x + (size_t)n * C;
-#pragma omp simd
         for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(row[c]) + to_real(position[c])); }
     }
 }
 
-enum { EMBEDDING_COLUMN_BLOCK = 64 };  // channels with sums in a thread's registers
+static inline bool reference_token_was_before(const int *tokens, int n) {
+    for (int k = 0; k < n; k++) {
+        if (tokens[k] == tokens[n]) { return true; }
+    }
+    return false;
+}
 
-// The rows of each token in [begin, begin + rows) as a linked list, in order. Returns next, which the caller frees:
-// next[row] is the row after `row`, -1 at the end. (*first)[token - begin] is a token's first row, in the memory behind
-// next.
-static inline int *embedding_chains(int **first, const int *tokens, int begin, int rows, int N) {
-    int most = 0;
+static inline void reference_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
+                                                      int rows, int N, int C, Exec *ex) {
+    (void)ex;
     for (int n = 0; n < N; n++) {
-        int token = tokens[n] - begin;
-        most = token < rows && token > most ? token : most;
-    }
-    int *next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
-    *first = next + N;
-    memset(*first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
-    for (int n = N - 1; n >= 0; n--) {
-        int token = tokens[n] - begin;
-        if (token < 0 || token >= rows) { continue; }
-        next[n] = (*first)[token];
-        (*first)[token] = n;
-    }
-    return next;
-}
-
-static inline void embedding_add_row(real *sum, const floatX *row, int width) {
-#pragma omp simd
-    for (int c = 0; c < width; c++) { sum[c] += to_real(row[c]); }
-}
-
-// g (C) += row `row` of dout and the rows that follow it in its list
-static inline void embedding_backward_token(Gradient g, const floatX *dout, const int *next, int row, int C) {
-    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
-        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
-        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
-        for (int n = row; n >= 0; n = next[n]) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
-        gradient_store(g, (size_t)begin, sum, (size_t)width, GRAD_ADD);
+        int row = tokens[n] - first;
+        if (row < 0 || row >= rows || reference_token_was_before(tokens, n)) { continue; }
+        for (int c = 0; c < C; c++) {
+            double sum = 0;
+            for (int k = n; k < N; k++) {
+                if (tokens[k] == tokens[n]) { sum += to_real(dout[(size_t)k * C + c]); }
+            }
+            gradient_set(dwte, (size_t)row * C + c, sum, GRAD_ADD);
+        }
     }
 }
 
-// g (C) (+)= rows row, row + T, row + 2T, ... of dout (N,C)
-static inline void embedding_backward_position(Gradient g, const floatX *dout, int row, GradMode mode, int N, int T,
-                                               int C) {
-    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
-        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
-        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
-        for (int n = row; n < N; n += T) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
-        gradient_store(g, (size_t)begin, sum, (size_t)width, mode);
-    }
-}
-
-static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
-                                                int rows, int N, int C, Exec *ex) {
+static inline void reference_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first,
+                                                         int N, int T, int maxT, int C, Exec *ex) {
     (void)ex;
-    int *first_row, *next = embedding_chains(&first_row, tokens, first, rows, N);
-#pragma omp parallel for schedule(static, 4)
-    for (int n = 0; n < N; n++) {  // most first rows are early: small chunks balance the threads
-        int token = tokens[n] - first;
-        if (token < 0 || token >= rows || first_row[token] != n) { continue; }
-        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, next, n, C);
-    }
-    free(next);
-}
-
-// the first row at position t, where row 0 is row `first` of (B,T)
-static inline int embedding_first_row(int t, int first, int T) { return (t + T - first % T) % T; }
-
-static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
-                                                   int T, int maxT, int C, Exec *ex) {
-    (void)ex;
-    int positions = mode == GRAD_SET ? maxT : T;
-#pragma omp parallel for schedule(static)
-    for (int t = 0; t < positions; t++) {
-        int row = t < T ? embedding_first_row(t, first, T) : N;  // positions from T on have no rows
-        embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, row, mode, N, T, C);
+    for (int t = 0; t < (mode == GRAD_SET ? maxT : T); t++) {
+        for (int c = 0; c < C; c++) {
+            double sum = 0;
+            for (int n = 0; n < N; n++) {
+                if ((first + n) % T == t) { sum += to_real(dout[(size_t)n * C + c]); }
+            }
+            gradient_set(dwpe, (size_t)t * C + c, sum, mode);
+        }
     }
 }
 
-static inline void cpu_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
-                                          GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
-    cpu_position_embedding_backward(dwpe, dout, mode, 0, B * T, T, maxT, C, ex);
-    cpu_token_embedding_backward(dwte, dout, tokens, 0, INT_MAX, B * T, C, ex);
+static inline void reference_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                                GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+    reference_position_embedding_backward(dwpe, dout, mode, 0, B * T, T, maxT, C, ex);
+    reference_token_embedding_backward(dwte, dout, tokens, 0, INT_MAX, B * T, C, ex);
 }

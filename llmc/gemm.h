@@ -17,8 +17,8 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/vectors.h"
-#include "llmc/gelu.h"
-#include "llmc/gradient.h"
+#include "llmc/gelu_cpu.h"
+#include "llmc/gradient_cpu.h"
 #include <float.h>
 #include <omp.h>
 
@@ -455,23 +455,4 @@ static inline void gemm(const Matmul *p) {
         }
     }
     free(memory);
-}
-
-// ---- the same, one element at a time: the formula, and the reference of the self-check
-
-static inline real matmul_input(const Matmul *p, Matrix m, size_t i, size_t j) {
-    real x = matrix_element(m, i, j);
-    return p->bf16_inputs ? bf16_to_float(bf16_input(x)) : x;
-}
-
-static inline void gemm_plain(const Matmul *p) {
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < p->M; i++) {
-        for (size_t j = 0; j < p->N; j++) {
-            real sum = 0;
-            for (size_t k = 0; k < p->K; k++) { sum += matmul_input(p, p->a, i, k) * matmul_input(p, p->b, k, j); }
-            gemm_store(p, &sum, i, j, 1);
-            gemm_gelu(p, i, j, 1);
-        }
-    }
 }

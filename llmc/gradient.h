@@ -4,35 +4,26 @@ Parameter gradients: storing a sum into one, and the sum over micro-batches.
   accumulate  sum (+)= x: the gradient shard at -z 2 and 3 (parallel/zero.h)
 Shapes        sum (n) real, x (n) real or bf16
 Bytes         accumulate reads n of x and writes n real; under GRAD_ADD it also reads n real.
-defines: gradient_store, cpu_gradient_accumulate
+defines: gradient_value, gradient_set, reference_gradient_accumulate
 */
 #pragma once
 #include "llmc/ops.h"
 
-// elements [at, at + n) of g (+)= sum (n)
-static inline void gradient_store(Gradient g, size_t at, const real *sum, size_t n, GradMode mode) {
-    bool add = mode == GRAD_ADD;
+static inline real gradient_value(Gradient g, size_t i) {
+    return g.dtype == DT_BF16 ? bf16_to_float(((const bf16 *)g.at)[i]) : ((const real *)g.at)[i];
+}
+
+// g[i] (+)= sum
+static inline void gradient_set(Gradient g, size_t i, double sum, GradMode mode) {
+    real value = (real)sum + (mode == GRAD_ADD ? gradient_value(g, i) : 0);
     if (g.dtype == DT_BF16) {
-        bf16 *to = (bf16 *)g.at + at;
-#pragma omp simd
-        for (size_t i = 0; i < n; i++) { to[i] = float_to_bf16((float)(sum[i] + (add ? bf16_to_float(to[i]) : 0))); }
+        ((bf16 *)g.at)[i] = float_to_bf16((float)value);
     } else {
-        real *to = (real *)g.at + at;
-#pragma omp simd
-        for (size_t i = 0; i < n; i++) { to[i] = sum[i] + (add ? to[i] : 0); }
+        ((real *)g.at)[i] = value;
     }
 }
 
-static inline void cpu_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
+static inline void reference_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
     (void)ex;
-    bool add = mode == GRAD_ADD;
-    const bf16 *rounded = (const bf16 *)x.at;
-    const real *exact = (const real *)x.at;
-    if (x.dtype == DT_BF16) {
-#pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < n; i++) { sum[i] = bf16_to_float(rounded[i]) + (add ? sum[i] : 0); }
-    } else {
-#pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < n; i++) { sum[i] = exact[i] + (add ? sum[i] : 0); }
-    }
+    for (size_t i = 0; i < n; i++) { sum[i] = gradient_value(x, i) + (mode == GRAD_ADD ? sum[i] : 0); }
 }

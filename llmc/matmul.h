@@ -1,138 +1,89 @@
 /*
-Linear layers: the reference implementation and CPU backend. weight is row-major, one row per output channel.
+Linear layers. weight is row-major, one row per output channel.
   forward   out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC)
   backward  dinp (N,C) = dout (N,OC) weight, times gelu'(gelu_pre);  dweight (OC,C) = or += dout^T in;
             dbias (OC) = or += column sums of dout
 Types       activations and weights floatX; gradients real or bf16. dinp may be in.
-FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
-gemm.h does the GEMMs. A single row (decoding) is OC dot products, at the speed of memory. Read matmul_row first: it is
-the formula for one row. The GEMMs compute the same for N rows. With -f 2 the inputs of the GEMMs are rounded to bf16
-first (Exec.bf16_inputs); sums stay fp32.
-An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
-defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward
+Bytes       each operand once
+FLOPs       2 N C OC forward, twice that backward
+defines: reference_matmul_forward, reference_matmul_gelu_forward, reference_matmul_backward
 */
 #pragma once
-#include "llmc/common/device.h"
 #include "llmc/gelu.h"
-#include "llmc/gemm.h"
+#include "llmc/gradient.h"
 
-static inline void team_multiply(const Exec *ex, const Matmul *p) {
-    if (ex->plain.level[PLAIN_MATMUL] == MATMUL_FASTEST) {
-        gemm(p);
-    } else {
-        gemm_plain(p);
-    }
-}
-
-// x (rows,cols), row-major
-static inline Matrix operand(const floatX *x, size_t cols) { return matrix(x, DT_FLOATX, cols, 1); }
-
-// One row: out (OC) = weight (OC,C) in (C) + bias + residual. Bound by reading the weight once.
-static inline void matmul_row(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                              const floatX *residual, int C, int OC) {
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o++) {
-        const floatX *w = weight + (size_t)o * C;
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < C; c++) { sum += to_real(in[c]) * to_real(w[c]); }
-        if (bias) { sum += to_real(bias[o]); }
-        if (residual) { sum += to_real(residual[o]); }
-        out[o] = to_floatX(sum);
-    }
-}
-
-static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
-    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matmul p = {.c = operand(pre, oc),
-                .a = operand(in, c),
-                .b = transposed(operand(weight, c)),
-                .bias = bias,
-                .gelu = out,
-                .bf16_inputs = ex->bf16_inputs,
-                .M = n,
-                .N = oc,
-                .K = c};
-#pragma omp parallel
-    team_multiply(ex, &p);
-}
-
-static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                      const floatX *residual, int N, int C, int OC, Exec *ex) {
-    if (N == 1) {
-        matmul_row(out, in, weight, bias, residual, C, OC);
-        return;
-    }
-    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matmul p = {.c = operand(out, oc),
-                .a = operand(in, c),
-                .b = transposed(operand(weight, c)),
-                .bias = bias,
-                .residual = residual,
-                .bf16_inputs = ex->bf16_inputs,
-                .M = n,
-                .N = oc,
-                .K = c};
-#pragma omp parallel
-    team_multiply(ex, &p);
-}
-
-enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers
-
-// sum (BIAS_COLUMNS) = sums of these columns of dout (N,OC)
-static inline void bias_sum_columns(real *sum, const floatX *dout, int N, int OC) {
-    enum { VECTORS = BIAS_COLUMNS / VECTOR_LANES };
-    vec sums[VECTORS] = {{0}};
+static inline void reference_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                            const floatX *residual, int N, int C, int OC, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        UNROLL_ALL
-        for (int j = 0; j < VECTORS; j++) { sums[j] += vec_of(dout + (size_t)n * OC + j * VECTOR_LANES); }
-    }
-    UNROLL_ALL
-    for (int j = 0; j < VECTORS; j++) { vec_store(sum + j * VECTOR_LANES, sums[j]); }
-}
-
-// dbias (OC) = or += column sums of dout (N,OC)
-static inline void team_backward_bias(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
-#pragma omp for schedule(static)
-    for (int begin = 0; begin < OC; begin += BIAS_COLUMNS) {
-        int width = OC - begin < BIAS_COLUMNS ? OC - begin : (int)BIAS_COLUMNS;
-        real sum[BIAS_COLUMNS] = {0};
-        if (width == BIAS_COLUMNS) { bias_sum_columns(sum, dout + begin, N, OC); }
-        for (int o = 0; width < BIAS_COLUMNS && o < width; o++) {
-            for (int n = 0; n < N; n++) { sum[o] += to_real(dout[(size_t)n * OC + begin + o]); }
+        const floatX *x = in + (size_t)n * C;
+        for (int o = 0; o < OC; o++) {
+            const floatX *w = weight + (size_t)o * C;
+            size_t at = (size_t)n * OC + o;
+            double sum = bias ? to_real(bias[o]) : 0;
+            for (int c = 0; c < C; c++) { sum += (double)to_real(x[c]) * to_real(w[c]); }
+            if (residual) { sum += to_real(residual[at]); }
+            out[at] = to_floatX((real)sum);
         }
-        gradient_store(dbias, (size_t)begin, sum, (size_t)width, mode);
     }
 }
 
-// Weight and bias gradients first, since dinp may be in.
-static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                       const floatX *dout, const floatX *in, const floatX *weight,
-                                       const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
-    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matrix dy = operand(dout, oc);
-    Matmul dw = {.c = matrix(dweight.at, dweight.dtype, c, 1),
-                 .a = transposed(dy),
-                 .b = operand(in, c),
-                 .accumulate = mode == GRAD_ADD,
-                 .bf16_inputs = ex->bf16_inputs,
-                 .M = oc,
-                 .N = c,
-                 .K = n};
-    Matmul dx = {.c = operand(dinp, c),
-                 .a = dy,
-                 .b = operand(weight, c),
-                 .gelu_pre = gelu_pre,
-                 .bf16_inputs = ex->bf16_inputs,
-                 .M = n,
-                 .N = c,
-                 .K = oc};
-#pragma omp parallel
-    {
-        if (dweight.at) { team_multiply(ex, &dw); }
-        if (dbias.at) { team_backward_bias(dbias, dout, mode, N, OC); }
-        if (dinp) { team_multiply(ex, &dx); }
-        if (dinp && gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
+static inline void reference_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
+                                                 const floatX *bias, int N, int C, int OC, Exec *ex) {
+    reference_matmul_forward(pre, in, weight, bias, NULL, N, C, OC, ex);
+    reference_gelu_forward(out, pre, (size_t)N * OC, ex);
+}
+
+// dbias (OC) (+)= column sums of dout (N,OC)
+static inline void reference_bias_backward(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
+    for (int o = 0; o < OC; o++) {
+        double sum = 0;
+        for (int n = 0; n < N; n++) { sum += to_real(dout[(size_t)n * OC + o]); }
+        gradient_set(dbias, (size_t)o, sum, mode);
     }
+}
+
+static inline void reference_weight_backward(Gradient dweight, const floatX *dout, const floatX *in, GradMode mode,
+                                             int N, int C, int OC) {
+#pragma omp parallel for
+    for (int o = 0; o < OC; o++) {
+        for (int c = 0; c < C; c++) {
+            double sum = 0;
+            for (int n = 0; n < N; n++) {
+                sum += (double)to_real(dout[(size_t)n * OC + o]) * to_real(in[(size_t)n * C + c]);
+            }
+            gradient_set(dweight, (size_t)o * C + c, sum, mode);
+        }
+    }
+}
+
+static inline void reference_input_backward(floatX *dinp, const floatX *dout, const floatX *weight,
+                                            const floatX *gelu_pre, int N, int C, int OC) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) {
+            size_t at = (size_t)n * C + c;
+            double sum = 0;
+            for (int o = 0; o < OC; o++) {
+                sum += (double)to_real(dout[(size_t)n * OC + o]) * to_real(weight[(size_t)o * C + c]);
+            }
+            dinp[at] = to_floatX((real)sum);
+            if (gelu_pre) {  // a second rounding: gemm.h multiplies the stored product
+                double slope = reference_gelu_slope(to_real(gelu_pre[at]));
+                dinp[at] = to_floatX((real)(to_real(dinp[at]) * slope));
+            }
+        }
+    }
+}
+
+// dinp is last, because it may overwrite in
+static inline void reference_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                             const floatX *dout, const floatX *in, const floatX *weight,
+                                             const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
+    (void)ex;
+    if (dweight.at) { reference_weight_backward(dweight, dout, in, mode, N, C, OC); }
+    if (dbias.at) { reference_bias_backward(dbias, dout, mode, N, OC); }
+    if (dinp) { reference_input_backward(dinp, dout, weight, gelu_pre, N, C, OC); }
+    if (dinp && dgelu_bias.at) { reference_bias_backward(dgelu_bias, dinp, mode, N, C); }
 }

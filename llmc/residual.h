@@ -3,31 +3,16 @@ Bias and residual: the end of a row-parallel linear (Megatron-LM, Shoeybi et al.
   out[n,c] = (in[n,c] + bias[c]) + residual[n,c]   rounded once to floatX
 Shapes      out, in, residual (N,C), bias (C), all floatX. bias may be NULL. out may be in or residual.
 Bytes       3NC floatX: in and residual are read, out is written.
-defines: cpu_residual_forward
+defines: reference_residual_forward
 */
 #pragma once
 #include "llmc/ops.h"
-#include "llmc/common/vectors.h"
 
-// One row. The loop has a copy with bias and a copy without: clang does not vectorise a bf16 load under a condition.
-ALWAYS_INLINE void residual_row(floatX *out, const floatX *in, const floatX *bias, const floatX *residual, int C) {
-#pragma omp simd
-    for (int c = 0; c < C; c++) {
-        real x = to_real(in[c]) + (bias ? to_real(bias[c]) : 0);
-        out[c] = to_floatX(x + to_real(residual[c]));
-    }
-}
-
-static inline void cpu_residual_forward(floatX *out, const floatX *in, const floatX *bias, const floatX *residual,
-                                        int N, int C, Exec *ex) {
+static inline void reference_residual_forward(floatX *out, const floatX *in, const floatX *bias, const floatX *residual,
+                                              int N, int C, Exec *ex) {
     (void)ex;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        size_t row = (size_t)n * C;
-        if (bias) {
-            residual_row(out + row, in + row, bias, residual + row, C);
-        } else {
-            residual_row(out + row, in + row, NULL, residual + row, C);
-        }
+    for (size_t i = 0; i < (size_t)N * (size_t)C; i++) {
+        real x = to_real(in[i]) + (bias ? to_real(bias[i % (size_t)C]) : 0);
+        out[i] = to_floatX(x + to_real(residual[i]));
     }
 }

@@ -31,7 +31,6 @@ HOT = {"adamw_tile", "attention_backward_tile", "attention_decode_row", "attenti
        "layernorm_backward_row", "layernorm_row", "layernorm_statistics", "m_decode_block", "m_encode_block",
        "matmul_row", "residual_row", "sum_of_squares", "sum_of_squares_bf16", "tile_of", "tile_of_weights",
        "tile_round", "tile_store_weights", "v_decode_block", "v_encode_block"}
-PLAIN = {"gemm_plain"}  # the reference of the self-check: one element at a time
 MPI = {"sum_add", "sum_store"}  # absent from a build without MPI
 COPIES = ("memcpy", "memset", "memmove")  # calls that compilers put in place of whole loops
 
@@ -45,8 +44,8 @@ Instruction = collections.namedtuple("Instruction", "address name arguments line
 
 
 def source_loops():
-    """every hot loop, with the lines from its pragma to its end; and the lines of PLAIN"""
-    loops, plain = [], set()
+    """every hot loop, with the lines from its pragma to its end"""
+    loops = []
     for path in sorted(glob.glob("llmc/**/*.h", recursive=True)):
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
@@ -54,8 +53,6 @@ def source_loops():
         for at, line in enumerate(lines):
             defined = re.match(r"(?:static inline|ALWAYS_INLINE)\b.*?(\w+)\(", line)
             function = defined[1] if defined else function
-            if function in PLAIN:
-                plain.add((path, at + 1))
             tile = function in TILES and re.match(r"    for \(int k = 0;", line)
             if not (tile or "#pragma omp simd" in line) or function in TILES and not tile:
                 continue
@@ -65,7 +62,7 @@ def source_loops():
                 opened = opened or "{" in lines[last]
                 depth += lines[last].count("{") - lines[last].count("}")
             loops.append(Loop(path, at + 1, last + 1, function, bool(tile)))
-    return loops, plain
+    return loops
 
 
 def disassemble(path):
@@ -131,7 +128,7 @@ class Counts:
 
 def main():
     path, register = sys.argv[1:3]
-    loops, plain = source_loops()
+    loops = source_loops()
     by_line = collections.defaultdict(list)
     for loop in loops:
         for line in range(loop.first, loop.last + 1):
@@ -143,8 +140,7 @@ def main():
         for block in blocks(body):
             of_loop = collections.defaultdict(list)
             for instruction in block:
-                of_plain = any(line in plain for line in instruction.lines)
-                for loop in {loop for line in instruction.lines for loop in by_line[line]} if not of_plain else ():
+                for loop in {loop for line in instruction.lines for loop in by_line[line]}:
                     of_loop[loop].append(instruction)
             for loop, instructions in of_loop.items():
                 counts[loop].append(Counts(block if loop.tile else instructions, register, framed))

@@ -1,5 +1,5 @@
 /*
-gemm() beside gemm_plain(), its formula: every order of rows and columns of A and B, every epilogue, every type, sizes
+gemm() against three plain loops: every order of rows and columns of A and B, every epilogue, every type, sizes
 around the blocks, and the same bits with any number of threads.
 */
 #include "llmc/gemm.h"
@@ -108,10 +108,21 @@ static void run(const Matmul *p, int threads) {
     gemm(p);
 }
 
+static real input(const Matmul *p, Matrix m, size_t i, size_t j) {
+    real x = matrix_element(m, i, j);
+    return p->bf16_inputs ? bf16_to_float(bf16_input(x)) : x;
+}
+
+// one element of C at a time, with gemm's epilogue
 static void run_plain(const Matmul *p) {
-    omp_set_num_threads(1);
-#pragma omp parallel
-    gemm_plain(p);
+    for (size_t i = 0; i < p->M; i++) {
+        for (size_t j = 0; j < p->N; j++) {
+            real sum = 0;
+            for (size_t k = 0; k < p->K; k++) { sum += input(p, p->a, i, k) * input(p, p->b, k, j); }
+            gemm_store(p, &sum, i, j, 1);
+            gemm_gelu(p, i, j, 1);
+        }
+    }
 }
 
 // Both sums have K products of normal numbers, in another order: errors of sqrt(K) roundings of sums of size sqrt(K).

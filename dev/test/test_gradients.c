@@ -1,5 +1,5 @@
 /*
-Every reference backward against central differences of its forward, in double.
+Every backward against central differences of its forward, in double: the textbook's, then the CPU backend's.
 The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element
 by element, large ones at a few elements and along a few random directions that move every element.
 */
@@ -11,6 +11,8 @@ static const double step = 3e-4;       // error: step^4 / 30 times a fifth deriv
 static const double tolerance = 1e-7;  // relative to the element or the array's root mean square, whichever is larger
 static const double rounding = 1e-9;   // absolute, for a gradient of zero
 
+static const Ops *ops;  // under test
+
 // forward's `out` times dout; unless `before` is NULL, its `out` is forward's `in`
 typedef struct {
     Problem *before, *forward;
@@ -21,11 +23,11 @@ typedef struct {
 
 static double objective(const Objective *f) {
     if (f->before) {
-        problem_run(f->before, &cpu_ops, f->ex);
+        problem_run(f->before, ops, f->ex);
         const Array *in = find_array(f->forward, "in");
         memcpy(in->data, x_of(f->before, "out"), in->n * sizeof(double));
     }
-    problem_run(f->forward, &cpu_ops, f->ex);
+    problem_run(f->forward, ops, f->ex);
     const Array *out = find_array(f->forward, f->out);
     double sum = 0;
     for (size_t i = 0; i < out->n; i++) { sum += ((const double *)out->data)[i] * f->dout[i]; }
@@ -120,7 +122,7 @@ static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
     Problem forward = problem_make(op_case(c->forward), shape, c->forward_variant);
     for (int variant = 0; variant < c->backward_variants; variant++) {
         Problem backward = problem_make(op_case(c->backward), shape, variant);
-        problem_run(&backward, &cpu_ops, ex);
+        problem_run(&backward, ops, ex);
         Objective f = {NULL, &forward, "out", x_of(&backward, "dout"), ex};
         for (int i = 0; i < MAX_PAIRS && c->pairs[i].x; i++) {
             check_array(&backward, c->pairs[i].gradient, &f, find_array(&forward, c->pairs[i].x));
@@ -148,7 +150,7 @@ static void test_matmul_of_gelu(void **state) {
         Problem backward = problem_make(op_case("matmul_backward"), s, MATMUL_GELU);
         const Array *pre = find_array(&gelu, "in");
         memcpy(pre->data, x_of(&backward, "gelu_pre"), pre->n * sizeof(double));
-        problem_run(&backward, &cpu_ops, &ex);
+        problem_run(&backward, ops, &ex);
         Objective f = {&gelu, &forward, "out", x_of(&backward, "dout"), &ex};
         check_array(&backward, "dinp", &f, pre);
         problem_free(&gelu);
@@ -184,7 +186,7 @@ static void test_classifier(void **state) {
     for (int i = 0; (s = op_shape(op_case("classifier"), i)); i++) {
         Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
         Problem gradient = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
-        problem_run(&gradient, &cpu_ops, &ex);
+        problem_run(&gradient, ops, &ex);
         size_t N = shape_rows(s);
         double *dlosses = (double *)xmalloc(N * sizeof(double));
         for (size_t n = 0; n < N; n++) { dlosses[n] = gradient.scale; }
@@ -205,5 +207,8 @@ int main(void) {
         struct CMUnitTest test = {gradient_cases[i].backward, test_backward, NULL, NULL, (void *)&gradient_cases[i]};
         tests[OTHERS + i] = test;
     }
-    return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+    ops = &reference_ops;
+    int failed = cmocka_run_group_tests_name("gradients of the textbook", tests, NULL, NULL);
+    ops = &cpu_ops;
+    return cmocka_run_group_tests_name("gradients on the CPU", tests, NULL, NULL) + failed;
 }

@@ -538,6 +538,18 @@ merges/vocab.bpe merges"
     sed '1,/^---$/d' "$out" | head -c ${#prompt} | cmp - <(printf '%s' "$prompt") 2>&1
 )"
 
+# ---- the textbook operations
+
+report "--device reference has the CPU's losses, at each -r the same bits, and its run goes on on the CPU" "$(
+    run 0 "${full[@]}" -x 6 -o textbook --device reference -r 0
+    says "$out" "cpu, textbook operations"
+    close_losses textbook whole
+    run 0 "${full[@]}" -x 3 -o recomputed --device reference -r 4
+    same <(losses recomputed) <(losses textbook | head -n 3)
+    run 0 -o recomputed -y 1 -x 6 --device cpu
+    close_losses recomputed whole
+)"
+
 # ---- information
 
 report "--help lists every flag on a line of its own" "$(

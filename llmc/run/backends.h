@@ -1,7 +1,8 @@
 /*
-The two backends, and the choice between them.
-defines: CPU_LEVEL, cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES,
-         DEVICES_BUILT_IN, backend_choose, is_on_this_machine, autotune_cache_path, backend_share_autotune_cache
+The backends, and the choice between them: CPU, CUDA, and the textbook implementations on the CPU.
+defines: CPU_LEVEL, cpu_backend, reference_backend, is_gpu, cuda_backend, cuda_gpu (in builds with CUDA),
+         DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN, backend_choose, is_on_this_machine, autotune_cache_path,
+         backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
@@ -42,6 +43,8 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d thread%s%s", threads, plural_s((uint64_t)threads), CPU_LEVEL);
 }
 
+static inline void reference_describe(char *text, size_t room) { snprintf(text, room, "cpu, textbook operations"); }
+
 static inline int cpu_capability(void) { return 0; }
 
 static inline double cpu_peak_flops(bool tf32) {
@@ -49,21 +52,17 @@ static inline double cpu_peak_flops(bool tf32) {
     return 0;
 }
 
-static const Backend cpu_backend = {
-    .ops = &cpu_ops,
-    .device = &cpu_device,
-    .flop_rate = 4e11,
-    .memory_rate = 3e10,
-    .link_rate = 5e9,
-    .launch_seconds = 2e-6,
-    .matmul_workspace_bytes = cpu_matmul_workspace_bytes,
-    .partials_bytes = cpu_partials_bytes,
-    .open = cpu_open,
-    .close = cpu_close,
-    .describe = cpu_describe,
-    .capability = cpu_capability,
-    .peak_flops = cpu_peak_flops,
-};
+#define CPU_BACKEND(table, describes)                                                                                  \
+    {                                                                                                                  \
+        .ops = &table, .device = &cpu_device, .flop_rate = 4e11, .memory_rate = 3e10, .link_rate = 5e9,                \
+        .launch_seconds = 2e-6, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                                  \
+        .partials_bytes = cpu_partials_bytes, .open = cpu_open, .close = cpu_close, .describe = describes,             \
+        .capability = cpu_capability, .peak_flops = cpu_peak_flops,                                                    \
+    }
+static const Backend cpu_backend = CPU_BACKEND(cpu_ops, cpu_describe);
+static const Backend reference_backend = CPU_BACKEND(reference_ops, reference_describe);
+
+static inline bool is_gpu(const Backend *backend) { return backend->device != &cpu_device; }
 
 // path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's
 // or others can write to it: a cache chooses kernels.
@@ -225,8 +224,8 @@ static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
     (void)ex, (void)world;
 }
 
-typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
-#define DEVICE_CHOICES "auto cpu cuda"
+typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA, DEVICE_REFERENCE } DeviceChoice;  // in the order of DEVICE_CHOICES
+#define DEVICE_CHOICES "auto cpu cuda reference"
 #ifdef HAVE_CUDA
 #define DEVICES_BUILT_IN "cpu cuda"
 #else
@@ -237,6 +236,7 @@ typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the o
 // this machine; false for --plan.
 static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
     *note = "";
+    if (choice == DEVICE_REFERENCE) { return &reference_backend; }
 #ifdef HAVE_CUDA
     const char *why = "";
     if (choice == DEVICE_CPU) { return &cpu_backend; }
@@ -262,5 +262,5 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
 // false: a backend that --plan takes, without a GPU here
 static inline bool is_on_this_machine(const Backend *backend) {
     const char *note;
-    return backend == &cpu_backend || backend == backend_choose(DEVICE_AUTO, true, &note);
+    return !is_gpu(backend) || backend == backend_choose(DEVICE_AUTO, true, &note);
 }

@@ -281,7 +281,8 @@ static const Flag flag_table[] = {
      "train on the first batch only, as a check (default %s: off)"},
 
     FLAG_HEADING("Machine"),
-    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME", "device: auto, cpu or cuda (default %s)"},
+    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME",
+     "auto, cpu, cuda, or reference: the textbook (default %s)"},
     {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N",
      "CPU threads (default %s: OMP_NUM_THREADS, or at most one per core)"},
     {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1",

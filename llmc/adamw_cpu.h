@@ -1,0 +1,168 @@
+/*
+AdamW on the CPU: tiles of elements that stay in the L1 cache, and loops that compilers vectorise. The bits are those of
+reference_adamw_update, which has the formulas.
+defines: cpu_adamw_update
+*/
+#pragma once
+#include "llmc/adamw.h"
+#include "llmc/common/vector_math.h"
+
+// ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
+
+enum { ADAMW_TILE = 512 };  // elements; whole blocks of moments, and all arrays of a tile fit in the L1 cache
+
+// Elements [i, i + n) of an array as real: a pointer into a real array, else `buffer`, converted from bf16.
+static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *buffer) {
+    if (dtype != DT_BF16) { return (real *)array + i; }
+    const bf16 *from = (const bf16 *)array + i;
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { buffer[e] = bf16_to_float(from[e]); }
+    return buffer;
+}
+
+static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_t n, real *buffer) {
+    if (state->master) { return state->master + i; }
+    if (!state->remainder) { return tile_of(state->params, DT_FLOATX, i, n, buffer); }
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { buffer[e] = joined_real(state->params[i + e], state->remainder[i + e]); }
+    return buffer;
+}
+
+// the end of the block of moments that begins at element `block` of a tile of n elements
+static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
+
+// m, v (n) from 8 bits
+static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
+    const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
+        m_decode_block(m + block, m_codes + block, count, state->m_scales[scale]);
+        v_decode_block(v + block, v_codes + block, count, state->v_scales[scale]);
+    }
+}
+
+// ---- stores, with stochastic rounding
+
+// random bits for a slice: neighbours of the slice need not be neighbours in the tensor
+static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what, size_t first, size_t n,
+                                             const UpdateRange *range, AdamWScales s) {
+    uint64_t group_bits = 0;
+    for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
+        size_t element = view_element(range, first + e), group = element / 4;
+        if (group != last) { group_bits = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, group); }
+        random_bits[e] = (uint16_t)element_rounding_bits(group_bits, element % 4);
+        last = group;
+    }
+}
+
+// random bits (n) for w, m or v of elements [i, i + n); i - range->offset is a multiple of 4
+static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t i, size_t n, const UpdateRange *range,
+                                    AdamWScales s) {
+    uint64_t groups[ADAMW_TILE / 4];
+    size_t first = range->tensor_offset + i - range->offset;
+    if (range->view_cols > 0) {
+        tile_random_bits_of_slice(random_bits, what, first, n, range, s);
+        return;
+    }
+    for (size_t group = 0; group < (n + 3) / 4; group++) {
+        groups[group] = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, first / 4 + group);
+    }
+    memcpy(random_bits, groups, n * sizeof *random_bits);  // little-endian: element 0 has the lowest 16 bits
+}
+
+static inline void tile_round(bf16 *to, const real *from, const uint16_t *random_bits, size_t n) {
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { to[e] = bf16_round_stochastic((float)from[e], random_bits[e]); }
+}
+
+static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, const real *w,
+                                      const UpdateRange *range, AdamWScales s) {
+    uint16_t random_bits[ADAMW_TILE];
+    floatX *params = state->params + i;
+    if (state->master || state->remainder) {
+#pragma omp simd
+        for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
+    } else if (DT_FLOATX == DT_BF16) {
+        tile_random_bits(random_bits, ROUND_WEIGHT, i, n, range, s);
+        tile_round((bf16 *)(void *)params, w, random_bits, n);
+    }
+    if (state->remainder) {
+#pragma omp simd
+        for (size_t e = 0; e < n; e++) { state->remainder[i + e] = remainder_of(w[e]); }
+    }
+}
+
+static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const real *m,
+                                 const uint16_t *random_bits) {
+    uint8_t *codes = (uint8_t *)state->m + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        state->m_scales[(i + block) / MOMENT_BLOCK] =
+            m_encode_block(codes + block, m + block, block_end(block, n) - block, random_bits + block);
+    }
+}
+
+static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const real *v,
+                                 const uint16_t *random_bits) {
+    uint8_t *codes = (uint8_t *)state->v + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        state->v_scales[(i + block) / MOMENT_BLOCK] =
+            v_encode_block(codes + block, v + block, block_end(block, n) - block, random_bits + block);
+    }
+}
+
+// m, v (n) to their storage type; real moments were updated in place
+static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
+                                      const UpdateRange *range, AdamWScales s) {
+    uint16_t random_bits[ADAMW_TILE];
+    if (state->moments == DT_REAL) { return; }
+    bool bytes = state->moments == DT_U8;
+    tile_random_bits(random_bits, ROUND_M, i, n, range, s);
+    if (bytes) {
+        tile_encode_m(state, i, n, m, random_bits);
+    } else {
+        tile_round((bf16 *)state->m + i, m, random_bits, n);
+    }
+    tile_random_bits(random_bits, ROUND_V, i, n, range, s);
+    if (bytes) {
+        tile_encode_v(state, i, n, v, random_bits);
+    } else {
+        tile_round((bf16 *)state->v + i, v, random_bits, n);
+    }
+}
+
+// elements [i, i + n) of the flat arrays, in one range; i - range->offset is a multiple of ADAMW_TILE
+static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, const UpdateRange *range,
+                              real grad_scale, AdamWScales s) {
+    real w_buffer[ADAMW_TILE], m_buffer[ADAMW_TILE], v_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE];
+    real *w = tile_of_weights(state, i, n, w_buffer), *m = m_buffer, *v = v_buffer;
+    const real *g = tile_of(grads.at, grads.dtype, i, n, g_buffer);
+    bool decay = range->decay;
+    if (state->moments == DT_U8) {
+        tile_decode(state, i, n, m, v);
+    } else {
+        m = tile_of(state->m, state->moments, i, n, m);
+        v = tile_of(state->v, state->moments, i, n, v);
+    }
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * grad_scale, decay, s); }
+    tile_store_weights(state, i, n, w, range, s);
+    tile_store_moments(state, i, n, m, v, range, s);
+}
+
+static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                    const UpdateRange *ranges, int num_ranges, size_t elements, const AdamW *hyper,
+                                    Exec *ex) {
+    (void)elements, (void)ex;
+    if (!isfinite(*norm_squared)) { return; }
+    AdamWScales scales = adamw_scales(hyper);
+    real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
+#pragma omp parallel
+    for (int r = 0; r < num_ranges; r++) {
+#pragma omp for schedule(static) nowait
+        for (size_t start = 0; start < ranges[r].count; start += ADAMW_TILE) {
+            size_t i = ranges[r].offset + start, left = ranges[r].count - start;
+            size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
+            adamw_tile(state, grads, i, n, &ranges[r], grad_scale, scales);
+        }
+    }
+}
