@@ -1,5 +1,5 @@
 /*
-AdamW on the GPU: all tensors in one launch. Formulas and reference implementation are in adamw.h and moments.h.
+AdamW on the GPU: all tensors in one launch. The formulas are in adamw.h and moments.h.
 The arithmetic is adamw_weight in adamw.h; this file loads, rounds and stores.
   adamw_kernel  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
   adamw_group   a lane updates 4 neighbours, a warp 128: load, update, round, store

@@ -1,5 +1,5 @@
 /*
-Causal attention on the GPU (FlashAttention-2: Dao 2023). Formulas and reference implementation are in attention.h.
+Causal attention on the GPU (FlashAttention-2: Dao 2023). The formulas are in attention.h.
   attention_decode_kernel   generation: one query over cached keys and values; scores, softmax, weighted sum
   attention_forward_kernel  tiles of queries visit tiles of keys and values: scores, online softmax, accumulate, write
   attention_dq_kernel       tiles of queries and dout visit tiles of keys and values; delta = dout . out of each row

@@ -1,6 +1,5 @@
 /*
-The CPU backend: the reference implementation of every operation, in one table. A signature that differs from ops.h does
-not compile.
+The operations on the CPU: the fast ones and the textbook's. A signature that differs from ops.h does not compile.
 defines: cpu_ops, reference_ops
 */
 #pragma once

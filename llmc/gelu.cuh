@@ -7,7 +7,7 @@ while a bf16 element is copied, an H200 has time for some 25 instructions. The s
 of the special function unit: about 10 instructions an element forward, and 20 for gelu'.
 Relative error of the sigmoid: ex2.approx and rcp.approx give 2^-22 each. The roundings of the exponent z add at most
 |z| 2^-23. |z| is below 8 where gelu(x) is above 4e-3 |x|: the error of such a gelu(x) is about 1e-6. For any x the
-error is at most 4e-7 |x|, and that of the reference implementation at most 1.5e-7 |x|.
+error is at most 4e-7 |x|, and that of the CPU backend at most 1.5e-7 |x|.
 z = +inf gives 2^z = inf and a sigmoid of 0; z = -inf gives 1; NaN stays NaN.
 Matmul epilogues with a GELU use gelu_value_device and gelu_slope_device too, so that all have the same bits.
 defines: gelu_value_device, gelu_slope_device, cuda_gelu_forward

@@ -10,8 +10,9 @@ Types       floatX is the type of storage, real the type of arithmetic (floatx.h
             rounded once, to nearest even.
 Semantics   Outputs are written with = unless the comment says +=. (+)= is = under GRAD_SET and += under GRAD_ADD.
             An output may not overlap an input unless the comment says "in place".
-The formula and the reference implementation of operation <op> are in llmc/<op>.h, its kernels in llmc/<op>.cuh.
-cpu_ops.h and cuda_ops.cuh collect them. Operations cannot fail: the trainer checks shapes before the first step.
+Operation <op> has three implementations: the textbook's in llmc/<op>.h, after the formula; the fast CPU code in
+llmc/<op>_cpu.h; the kernels in llmc/<op>.cuh. cpu_ops.h and cuda_ops.cuh collect them. Operations cannot fail: the
+trainer checks shapes before the first step.
 OPS is the only list of them. The tables of functions are generated from it, and the hooks of op_call.h, through which
 --profile, --nan-check and `make predict` see every call.
 */

@@ -229,10 +229,10 @@ if [[ $* == *--self-check* ]]; then
     else
         printf "$line" attention_forward "tensor cores" 0.62 0.410 200000 GFLOP/s 27
     fi
-    printf '\nerror: the largest difference from the reference implementation, as a share of the tolerance\n'
+    printf '\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n'
     [ -z "${WRONG:-}" ] ||
         { printf '%-28s is off by 3.21 times the tolerance, and has no other kernel\n' gelu_forward && exit 1; }
-    echo "24 operations agree with their reference implementations"
+    echo "24 operations agree with the textbook"
     echo "Stub H200" >>"$TRAIN_GPT2_SELF_CHECK"
     exit
 fi

@@ -1,5 +1,5 @@
 /*
-Every operation's CUDA kernels against its reference implementation: every row of cases.h, every shape and variant.
+Every operation's CUDA kernels against its textbook implementation: every row of cases.h, every shape and variant.
 Outputs start as NaN, arrays have their exact sizes, and inputs must not change. A second call must give the same bits,
 and so must a CUDA graph of the call. Emulated, all of this runs in three orders of the warps, and no call may wait for
 the device or copy pageable memory. On a GPU it runs once, and then at GPT-2's own size. With SIMT_HARDWARE=1 arithmetic
@@ -97,7 +97,7 @@ static void check_results(const Problem *p, const Bytes &got) {
             continue;
         }
         if (same_bits_wanted(p->op) && memcmp(got[i].data(), a->data, array_bytes(a)) != 0) {
-            fail_msg("%s: %s has other bits than the reference implementation's", problem_title(p), a->name);
+            fail_msg("%s: %s has other bits than the textbook's", problem_title(p), a->name);
         }
         double *wanted = array_doubles(a, a->data);
         Array result = *a;
@@ -138,7 +138,7 @@ static void check_problem(const Problem *p, CheckedDevice *gpu) {
 
 static void check_shape(const OpCase *op, const OpShape *s, int variant, CheckedDevice *gpu, Exec *cpu) {
     Problem p = problem_make(op, s, variant);
-    problem_run(&p, &cpu_ops, cpu);
+    problem_run(&p, &reference_ops, cpu);
     check_problem(&p, gpu);
     problem_free(&p);
 }
@@ -231,7 +231,7 @@ static int list_rows(void) {
     return 0;
 }
 
-// Scores near -100 and an odd T: the results are the reference implementation's. A tile's last row is then beyond T:
+// Scores near -100 and an odd T: the results are the textbook's. A tile's last row is then beyond T:
 // with another row's lse, exp(0 - lse) is infinite.
 static void test_attention_low_scores(void **state) {
     (void)state;
@@ -246,7 +246,7 @@ static void test_attention_low_scores(void **state) {
         }
         p.op->fill(&p);
         for (int i = 0; i < p.num_arrays; i++) { memcpy(p.array[i].start, p.array[i].data, array_bytes(&p.array[i])); }
-        problem_run(&p, &cpu_ops, NULL);
+        problem_run(&p, &reference_ops, NULL);
         Problem device = problem_on_device(&p, &cuda_device);
         check_results(&p, run_directly(&device, &gpu));
         device_free(&device);

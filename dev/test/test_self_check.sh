@@ -43,7 +43,7 @@ every_operation() {
 }
 ok "every operation has a line, on the emulated GPU" every_operation "$trainer" cuda \
     matmul_gelu_forward "cuBLASLt, fused"
-ok "every operation has a line, on the CPU" every_operation "$trainer" cpu matmul_forward packed
+ok "every operation has a line, on the CPU" every_operation "$trainer" cpu matmul_forward C
 ok "every operation has a line, in fp32" every_operation build/emulated/train_gpt2 cuda attention_forward "CUDA cores"
 
 # replaced OPERATION REPLACEMENT WORDS: --self-check has replaced the operation's kernel and says why

@@ -23,8 +23,8 @@ struct CudaExec;  // device.cuh: the stream, and scratch for sums
 struct Profile;   // run/profile.h: --profile
 struct OpHooks;   // op_call.h
 
-// Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
-// is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is gemm_plain.
+// Plainer kernels for a GPU on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1 is
+// CUDA cores. Matmuls: MATMUL_FASTEST ...
 enum { PLAIN_ATTENTION_FORWARD, PLAIN_ATTENTION_BACKWARD, PLAIN_MATMUL, NUM_PLAIN };
 typedef struct {
     int level[NUM_PLAIN];

@@ -933,7 +933,7 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
 }
 
 // ---- the table
-// A tolerance is about twice the reference implementation's worst error against the textbook in double: over 20 fills
+// A tolerance is about twice the CPU backend's worst error against the textbook in double: over 20 fills
 // and builds for AVX-512, for SSE2 and without vectors, which have the longest sums. The
 // classifier's tolerance is below the last builds' error, 3e-5 over all fills. Comments say where the error is largest.
 // Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
@@ -1088,7 +1088,7 @@ static inline double *array_doubles(const Array *a, const void *bytes) {
     return values;
 }
 
-// A kernel's tolerance against the reference implementation, as a factor on array_tolerance.
+// A kernel's tolerance against the textbook, as a factor on array_tolerance.
 //   fp32   A kernel sums in another order and takes exponentials from the special function unit: 1e-5. Tensor cores
 //          also truncate each sum of 8 products: 2^-24 of the sum on average, always towards zero, so rows / 8 of them
 //          add up to rows / 8 x 2^-24 in a weight gradient of `rows` rows. The tolerance is twice that.

@@ -1,6 +1,6 @@
 /*
-The self-check: every operation on this machine's device against its reference implementation, on the shapes and with
-the tolerances of cases.h.
+The self-check: every operation on this machine's device against its textbook implementation (reference_*), on the
+shapes and with the tolerances of cases.h.
   --self-check       prints a line for each operation: kernel, error as a share of the tolerance, time, rate
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
 `--self-check` and the check at the start remember a pass in $TRAIN_GPT2_SELF_CHECK, else in
@@ -10,8 +10,6 @@ uses. Without plainer kernels, or if these fail too, the run ends before trainin
 The check runs in a child process on the same device. If the child reports an error, crashes or is silent for long, a
 new child repeats the operation. A second such end is a failure of the operation: the first may come from elsewhere, as
 from a user who stops the program for a while.
-On a CPU the reference runs on one thread with gemm_plain, so the check covers gemm and the division of work among
-threads.
 defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_check_print, self_check_at_start,
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
@@ -35,20 +33,20 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 
 enum { PLAIN_LEVELS = 3 };
 
-// operations with plainer kernels: a prefix of the operations' names, their index in PlainKernels, and the names of the
+// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in PlainKernels, and the names of the
 // kernels by level; NULL after the last
 typedef struct {
     const char *operations;
     int plain;
-    const char *on_gpu[PLAIN_LEVELS], *on_cpu[PLAIN_LEVELS];
+    const char *kernels[PLAIN_LEVELS];
 } ReplaceableKernel;
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
-    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}, {"packed", "plain", NULL}},
+    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
 #ifdef PRECISION_BF16
-    {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
-    {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
+    {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}},
+    {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}},
 #endif
 };
 enum { NUM_REPLACEABLE = sizeof replaceable_kernels / sizeof replaceable_kernels[0] };
@@ -64,8 +62,8 @@ static inline const ReplaceableKernel *find_replaceable(const char *operation) {
 // the name of the operation's kernel at a level; NULL after the last level
 static inline const char *kernel_at_level(const char *operation, int level, bool gpu) {
     const ReplaceableKernel *r = find_replaceable(operation);
-    if (!r) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
-    return level >= PLAIN_LEVELS ? NULL : gpu ? r->on_gpu[level] : r->on_cpu[level];
+    if (!gpu || !r) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
+    return level < PLAIN_LEVELS ? r->kernels[level] : NULL;
 }
 
 // ---- one operation
@@ -132,17 +130,6 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
     return largest;
 }
 
-// runs the reference implementation, on one thread and with gemm_plain
-static inline void run_reference(Problem *p) {
-    Exec reference;
-    memset(&reference, 0, sizeof reference);
-    reference.plain.level[PLAIN_MATMUL] = MATMUL_PLAIN;
-    int threads = omp_get_max_threads();
-    omp_set_num_threads(1);
-    problem_run(p, &cpu_ops, &reference);
-    omp_set_num_threads(threads);
-}
-
 // The largest share of the tolerance over all shapes with at most SELF_CHECK_LARGEST bytes, and all variants. Above 1
 // the operation is wrong.
 static inline double check_operation(const OpCase *op, CheckedDevice *d) {
@@ -152,7 +139,7 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
             if (problem_memory(op, op_shape(op, i), variant) > SELF_CHECK_LARGEST) { continue; }
             Problem p = problem_make(op, op_shape(op, i), variant);
             Problem on_device = problem_on_device(&p, d->backend->device);
-            run_reference(&p);
+            problem_run(&p, &reference_ops, NULL);
             problem_run(&on_device, d->backend->ops, &d->exec);
             largest = fmax(largest, share_of_tolerance(&p, &on_device, d->backend->device));
             problem_free(&p);
@@ -271,7 +258,7 @@ static inline int self_check_child(char **argv) {
 static inline int start_check(Child *child, const SelfCheck *result, const Backend *backend) {
     char gpu[16] = "-1", threads[16], levels[16 * NUM_PLAIN], checked[NUM_OP_CASES + 1] = "";
 #ifdef HAVE_CUDA
-    if (backend != &cpu_backend) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
+    if (is_gpu(backend)) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
 #endif
     (void)backend;
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
@@ -297,7 +284,7 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
-    bool gpu = backend != &cpu_backend, started = false;
+    bool gpu = is_gpu(backend), started = false;
     char line[CHECK_LINE], name[64], last[CHECK_LINE] = "", why[CHECK_END] = "";
     int current = -1;  // the operation under check
     double share;
@@ -428,7 +415,7 @@ typedef struct {
 } DeviceRates;
 
 static inline DeviceRates device_rates(CheckedDevice *d, bool matmul) {
-    bool gpu = TIMES_ARE_REAL && d->backend != &cpu_backend;
+    bool gpu = TIMES_ARE_REAL && is_gpu(d->backend);
     size_t copied = gpu ? (size_t)512 << 20 : (size_t)64 << 20;
     OpShape square = op_case("matmul_forward")->shapes->gpt2;
     square.B = 1;
@@ -452,7 +439,7 @@ static inline int num_gemms(const CheckedDevice *d) {
 static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice *d, int first) {
     const ReplaceableKernel *r = find_replaceable(op->name);
     int level = r ? d->exec.plain.level[r->plain] : 0;
-    bool gpu = d->backend != &cpu_backend, matmul = r && r->plain == PLAIN_MATMUL;
+    bool gpu = is_gpu(d->backend), matmul = r && r->plain == PLAIN_MATMUL;
     if (!matmul || !gpu) { return kernel_at_level(op->name, level, gpu); }
     const char *kernel = kernel_at_level(op->name, level, true);
 #ifdef HAVE_CUDA
@@ -476,7 +463,7 @@ static inline void print_operation(int i, const SelfCheck *result, CheckedDevice
         printf("%s, and has no other kernel\n", checked->trouble);
         return;
     }
-    OpShape shape = shape_for_rates(op, d->backend != &cpu_backend);
+    OpShape shape = shape_for_rates(op, is_gpu(d->backend));
     int gemms = num_gemms(d);
     double bytes, flops, seconds = time_operation(op, &shape, d, &bytes, &flops);
     bool by_flops = flops / rates->flops > bytes / rates->bytes;
@@ -524,7 +511,7 @@ static inline void checked_machine(char *text, size_t room, const Backend *backe
     backend->describe(text, room);
     size_t used = strlen(text);
 #ifdef HAVE_CUDA
-    if (backend != &cpu_backend) { used += gpu_and_driver(text + used, room - used); }
+    if (is_gpu(backend)) { used += gpu_and_driver(text + used, room - used); }
 #endif
     snprintf(text + used, room - used, ", program %016" PRIx64, hash_whole_file(0, "/proc/self/exe"));
 }
@@ -580,7 +567,7 @@ static inline void self_check_stopped(const SelfCheck *result) {
 // --self-check: returns the exit status, 1 if an operation has no right kernel
 static inline int self_check_print(const Backend *backend) {
     char machine[CHECKED_MACHINE], buffer[2 * PATH_LENGTH], problem[2 * PATH_LENGTH] = "";
-    const char *path = backend == &cpu_backend ? NULL : self_check_path(buffer);
+    const char *path = is_gpu(backend) ? self_check_path(buffer) : NULL;
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
@@ -601,13 +588,13 @@ static inline int self_check_print(const Backend *backend) {
     }
     checked_device_close(&d);
     printf(
-        "\nerror: the largest difference from the reference implementation, as a share of the tolerance\n"
+        "\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n"
         "share: of the rate of the large copy, or of the large matmul where that is the limit; more than 100 %% with\n"
         "       arrays that fit in a cache, and on a CPU, where a copy also reads what it overwrites\n");
-    if (backend != &cpu_backend) { print_slower_kernels(stdout, result.plain); }
+    if (is_gpu(backend)) { print_slower_kernels(stdout, result.plain); }
     if (path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
-    if (failed == 0) { printf("%d operations agree with their reference implementations\n", checked); }
+    if (failed == 0) { printf("%d operations agree with the textbook\n", checked); }
     if (failed > 0) { printf("operations without a right kernel on this device: %d of %d\n", failed, checked); }
     return failed > 0 ? EXIT_RUN_FAILED : 0;
 }
@@ -647,7 +634,7 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
 static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
     char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
     PlainKernels plain = {{0}};
-    if (backend == &cpu_backend) { return plain; }
+    if (!is_gpu(backend)) { return plain; }
     const char *path = self_check_path(buffer);
     if (path) { plain = self_check_of_rank(backend, path, out, problem, sizeof problem); }
     for (int i = 0; i < NUM_PLAIN; i++) { plain.level[i] = (int)comm_max(plain.level[i], world); }
