@@ -1,7 +1,8 @@
 /*
 HellaSwag: a context and four endings, one of them true. A model chooses the ending of the lowest loss.
-defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_is_bin, hellaswag_read_json,
-         hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
+defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_is_bin,
+         hellaswag_read_json, hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut,
+         hellaswag_close
 
 Row         the tokens of the context, then those of one ending; example e has the rows 4e to 4e + 3. The tokens of the
             ending are scored, each given the tokens before it. A context without tokens is end-of-text.
