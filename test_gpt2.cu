@@ -232,10 +232,6 @@ static Gradient host_gradients(const GPT2 *m) {
     return g;
 }
 
-static real gradient_value(Gradient g, size_t i) {
-    return g.dtype == DT_BF16 ? (real)bf16_to_float(((const bf16 *)g.at)[i]) : ((const real *)g.at)[i];
-}
-
 // Fills the gradients of all tensors with NaN: GRAD_SET must write every element.
 static void poison_gradients(GPT2 *m) {
     size_t size = dtype_size(m->grads.dtype);
