@@ -1346,7 +1346,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     int saved = capture_stdout("/dev/null");
     evaluate(&run, false);
     show_sample(&run);
-    save_checkpoint(&run, true);
+    save_step(&run, true);
     release_stdout(saved);
     run_close(&run);
 
@@ -1867,7 +1867,8 @@ static void save_model(GPT2 *m, const char *run_name, char *folder) {
     make_run_dir(dir);
     ModelState model = gpt2_state(m);
     cJSON *state = cJSON_CreateObject();
-    checkpoint_save(dir, 7, &model, state);
+    uint32_t crcs[2];
+    checkpoint_save(dir, "step_00000007", &model, state, true, crcs);
     checkpoint_path(folder, dir, 7);
     cJSON_Delete(state);
 }

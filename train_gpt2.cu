@@ -41,7 +41,7 @@ nothing.
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/best.h"                  // Evaluated, BestLoss: --keep-best, --patience
+#include "llmc/run/evaluations.h"           // Evaluations: --keep-best, --patience
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens
 #include "llmc/run/generate.h"              // Generator, generate, generate_samples
 #include "llmc/run/tokenize.h"              // tokenize_corpus
@@ -52,7 +52,6 @@ nothing.
 #include "llmc/run/plan_command.h"          // print_plan, print_version
 #include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
-#include "llmc/run/saver.h"                 // Saver: checkpoints saved beside training
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector, skip_reason: skipped updates
 #include "llmc/run/schedule.h"              // step_hyper, due, pauses_after, catch_signals, agreed_signal
@@ -862,13 +861,12 @@ typedef struct {
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
     int skipped;  // updates in a row
-    BestLoss best;
-    Evaluated evaluated;
-    char impatience[FLAG_TEXT];  // "" or why --patience ends the run
+    Evaluations evaluations;
+    char patience_over[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
-    Saver saver;
     Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
+    long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
     long long enqueued;           // steps that the device was given
     StepReport reports[2];        // of the steps on the device, step n at n % 2
     double peak_rate;             // of StepReport
@@ -891,60 +889,54 @@ static cJSON *run_state(const Run *run) {
     return state;
 }
 
-// whether DONE_ of this step may be there: that of the last step follows its evaluation; last: the run ends now
+// True if DONE_ of this step can be there: that of the last step is created after its evaluation.
 static bool step_is_done(const Run *run, bool last) {
-    return run->step < run->max_steps || !evaluation_due(&run->evaluated, run->args, run->step, last);
+    return run->step < run->max_steps || !evaluation_due(&run->evaluations, run->args, run->step, last);
 }
 
-// the destination of a save's copy of the state; params NULL: the plan has no copy
-static OptimizerState copy_of_state(const GPT2 *m) {
-    const GPT2Tensors *t = &m->tensors;
-    OptimizerState copy = {t->copy_params, t->copy_master,     t->copy_remainder, t->copy_m,
-                           t->copy_v,      m->options.moments, t->copy_m_scales,  t->copy_v_scales};
-    return copy;
-}
-
-// ends the pending save
-static void finish_save(Run *run) {
-    saver_wait(&run->saver, run->model.device, run->enqueued);
-    finish_work(&run->model);
-    saver_finish(&run->saver);
-}
-
-// Begins to write the pending save: an evaluation or a sample may take long.
-static void write_save(Run *run) {
-    saver_wait(&run->saver, run->model.device, run->enqueued);
-    finish_work(&run->model);
-    saver_poll(&run->saver, run->step);
-}
-
-// whether -n has saved this step
-static bool has_saved(const Run *run) { return run->step > 0 && run->saver.saved == run->step; }
-
-// last: the run ends now
-static void save_checkpoint(Run *run, bool last) {
+// Saves RUN/name. state: of state.json, which is deleted. The logs reach the disk first: a power cut leaves no
+// checkpoint whose steps are missing in metrics.jsonl. last: the run ends now, and a failure is an error, else a
+// warning.
+static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool last) {
+    double begin = now_seconds();
+    uint32_t crcs[2];
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
-    finish_save(run);
-    saver_save(&run->saver, run->step, &model, run_state(run), step_is_done(run, last), last);
-}
-
-// Notes a validation loss for --patience, and saves the checkpoint for --keep-best, if -n has not. last: the run ends
-// now. Returns whether there is a new RUN/best.
-static bool note_validation(Run *run, double loss, bool last) {
-    const TrainArgs *a = run->args;
-    comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
-    best_loss_add(&run->best, run->step, loss);
-    best_loss_impatience(&run->best, a->patience, run->impatience);
-    if (!keeps_best(a)) { return false; }
-    ModelState model = gpt2_state(&run->model);
-    model.tokenizer = run_tokenizer(run);
-    cJSON *state = run_state(run);
-    finish_save(run);
-    bool saved = has_saved(run), stops = a->strict_save || last;  // after the last save no other makes up for a failure
-    bool is_best = best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state, stops, &run->log);
+    finish_work(&run->model);
+    logger_sync(&run->log);
+    bool saved = checkpoint_save(run->args->run_dir, name, &model, state, last, crcs);
+    if (saved) { logger_saved(&run->log, run->step, run->args->run_dir, name, 1000 * (now_seconds() - begin), crcs); }
     cJSON_Delete(state);
-    return is_best;
+    return saved;
+}
+
+// Creates DONE_ of this step if its checkpoint is saved.
+static void mark_done(Run *run, bool last) {
+    if (run->step == 0 || run->saved != run->step || !step_is_done(run, last)) { return; }
+    checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, last);
+}
+
+// -n
+static void save_step(Run *run, bool last) {
+    const TrainArgs *a = run->args;
+    char name[32];
+    snprintf(name, sizeof name, "step_%08lld", run->step);
+    if (!save_checkpoint(run, name, run_state(run), last)) { return; }
+    run->saved = run->step;
+    mark_done(run, last);
+    if (run->groups.world->rank == 0) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
+}
+
+// Counts a validation for --patience, and saves RUN/best for --keep-best.
+static void note_validation(Run *run, double loss, bool last) {
+    Evaluations *e = &run->evaluations;
+    comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
+    evaluations_add(e, run->step, loss);
+    patience_text(e, run->args->patience, run->patience_over);
+    if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
+    cJSON *state = run_state(run);
+    cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
+    if (save_checkpoint(run, "best", state, last)) { e->best = logged_loss(loss); }
 }
 
 // Restores step, position in the data and outlier detectors from a checkpoint.
@@ -976,7 +968,7 @@ static void restore_run(Run *run, const char *folder) {
 // Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
-    if (*run->impatience) { return run->impatience; }
+    if (*run->patience_over) { return run->patience_over; }
     if (run->skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
@@ -1036,19 +1028,17 @@ static EvalModel eval_model(GPT2 *m) {
 // its partial result is not logged. last: the run ends now.
 static void evaluate(Run *run, bool last) {
     EvalModel model = eval_model(&run->model);
-    if (run->evaluated.val < run->step) {
+    if (run->evaluations.val < run->step) {
         Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
         if (agreed_signal(run->groups.world)) { return; }
-        bool is_best = note_validation(run, v.loss, last);  // first: a run killed before logger_val validates again
+        note_validation(run, v.loss, last);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
-        if (is_best) { logger_best(&run->log, run->step, run->args->run_dir); }
-        run->evaluated.val = run->step;
     }
-    if (hellaswag_due(&run->evaluated, run->step)) {
+    if (hellaswag_due(&run->evaluations, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag, false);
         if (agreed_signal(run->groups.world)) { return; }
         logger_hellaswag(&run->log, run->step, accuracy);
-        run->evaluated.hellaswag = run->step;
+        run->evaluations.hellaswag = run->step;
     }
 }
 
@@ -1132,7 +1122,6 @@ static bool start_step(Run *run) {
         dataloader_seek(loader, first);
         return false;
     }
-    saver_wait(&run->saver, m->device, run->enqueued + 1);
     m->device->enqueue_download(m->tensors.read_results + 2 * slot, m->loss, 2 * sizeof(real), &m->exec);
     m->device->event_record(slot, &m->exec);
     AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
@@ -1167,9 +1156,8 @@ static StepReport finish_step(Run *run) {
 // Ends a run in which MAX_SKIPS updates in a row were skipped.
 static void stop_skipping(const Run *run) {
     char saved[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
-    long long step = run->saver.saved;
-    if (step >= 0) {
-        snprintf(saved, sizeof saved, "the last checkpoint is '%s/step_%08lld'", run->args->run_dir, step);
+    if (run->saved > 0) {
+        snprintf(saved, sizeof saved, "the last checkpoint is '%s/step_%08lld'", run->args->run_dir, run->saved);
     }
     run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; find the operation with --nan-check 1, "
               "lower -l or give a longer -u",
@@ -1218,14 +1206,11 @@ static void open_run_dir(Run *run) {
         if (run->step > 0) { print_changed_schedule(a, run->planned_steps, run->max_steps); }
         save_run_config(a);
     }
-    run->best = best_loss_read(a, run->step, run->groups.world);
-    best_loss_impatience(&run->best, a->patience, run->impatience);
+    run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, run->groups.world);
+    patience_text(&run->evaluations, a->patience, run->patience_over);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
-    run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
-    run->saver = saver_open(a, &run->log, run->groups.world, &run->model.exec, copy_of_state(&run->model));
-    saver_complete_at_errors(&run->saver);
-    if (run->step > 0) { run->saver.saved = run->step; }
+    run->saved = run->step;
 }
 
 // Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
@@ -1242,7 +1227,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
         check_run_dir(a);
         run->lock = lock_run_dir(a->run_dir);
     }
-    set_aside_damaged(a, world);
+    check_last_checkpoint(a, world);
     choose_matmul_inputs(a, run->backend, world);
     data_open(&run->data, a);
     ModelSource source = model_source(a, run->data.files.vocab_size);
@@ -1264,7 +1249,6 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (writes_files(run)) { check_disk(a, c); }
 
     ModelOptions options = model_options(a, c, run->backend);
-    check_copy_fits(a, c, &options, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     options.plain = self_check_at_start(run->backend, world, stdout);
@@ -1280,7 +1264,6 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 }
 
 static void run_close(Run *run) {
-    saver_close(&run->saver);
     logger_close(&run->log);
     profile_close(&run->profile);
     data_close(&run->data, run->args);
@@ -1313,10 +1296,7 @@ static void advance(Run *run) {
         bool whole = start_step(run);
         profile_step_end(&run->profile, whole, &run->model.exec);
         if (!whole) { break; }
-        if (run->enqueued - run->step > ahead) {
-            logger_step(&run->log, finish_step(run));
-            saver_poll(&run->saver, run->step);
-        }
+        if (run->enqueued - run->step > ahead) { logger_step(&run->log, finish_step(run)); }
     } while (!pauses_after(run->args, run->enqueued, run->max_steps) && !*cut_short(run));
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
 }
@@ -1329,7 +1309,7 @@ static void train(TrainArgs *a, Comm *host) {
     catch_signals();
     print_banner(&run);
     run.started = now_seconds();
-    long long saved = run.step, sampled = run.step;  // steps of the last save, which may have failed, and sample
+    long long sampled = run.step;
     if (run.step >= run.max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", run.max_steps);
     }
@@ -1337,28 +1317,15 @@ static void train(TrainArgs *a, Comm *host) {
         const char *why = cut_short(&run);
         last = *why || run.step >= run.max_steps;
         if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
-        if (last) { finish_save(&run); }
-        // a failed save is repeated at the end
-        bool unsaved = last ? run.step > 0 && !has_saved(&run) : run.step > saved;
-        bool saves = unsaved && due(run.step, a->checkpoint_every, last);
-        if (saves) {
-            save_checkpoint(&run, last);
-            saved = run.step;
-        }
+        bool saves = run.step > run.saved && due(run.step, a->checkpoint_every, last);
+        if (saves) { save_step(&run, last); }
         if (run.skipped >= MAX_SKIPS) { stop_skipping(&run); }
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
-        if (evaluation_due(&run.evaluated, a, run.step, last)) {
-            if (run.groups.world->size == 1) {
-                write_save(&run);
-            } else {
-                finish_save(&run);  // several ranks rename a checkpoint together
-            }
+        if (evaluation_due(&run.evaluations, a, run.step, last)) {
             evaluate(&run, last);
-            bool done = last && has_saved(&run) && step_is_done(&run, last);
-            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, true); }
+            mark_done(&run, last);
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
-            write_save(&run);
             show_sample(&run);
             sampled = run.step;
         }

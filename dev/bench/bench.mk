@@ -65,9 +65,6 @@ bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyT
 		build/bench/dump_run build/bench/parallel_regions.so
 	@dev/bench/bench_cpu.py $(ARGS)
 
-bench-saves: train_gpt2 ## bench: the step after a checkpoint, saved beside training and with --save-sync 1
-	@dev/bench/bench_saves.py
-
 long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, descriptors and speed stay
 	@dev/bench/long_run.py
 

@@ -44,7 +44,8 @@ int main(int argc, char **argv) {
     run_open(&run, &args, host);
     ModelState model = gpt2_state(&run.model);
     cJSON *state = run_state(&run);
-    checkpoint_save(argv[1], 0, &model, state);
+    uint32_t crcs[2];
+    checkpoint_save(argv[1], "step_00000000", &model, state, true, crcs);
     cJSON_Delete(state);
     dump_batches(argv[1], "train.i32", &run.data.train_loader, run.max_steps * accumulation_steps(run.args), &args);
     dump_batches(argv[1], "val.i32", &run.data.val_loader, args.val_batches, &args);

@@ -55,11 +55,10 @@ trap end_all EXIT
 #   note       a file in which fail_nth.so names the struck calls
 #   scenario   flags of the run that is struck, one rank
 #   layout     flags of the run that is struck, two ranks
-#   before     the newest checkpoint before the fault that can be loaded; empty: none
-#   wrong      a copy of the checkpoint that has a wrong byte in the scenario `damaged`; empty: none
+#   before     the newest checkpoint before the fault; empty: none
 #   preload    a library for `run`; two ranks have fail_nth.so without it
 # The run that is struck is in the folder `victim`.
-log=$folder/log err=$folder/err out=$err before='' wrong='' preload=''
+log=$folder/log err=$folder/err out=$err before='' preload=''
 
 model=(-i text -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-3 -m 2 -s 0)
 small=("${model[@]}" -v 2 -n 2 -x 6)
@@ -106,25 +105,20 @@ calls_of() { sed -n 's/^calls //p' note; }
 says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && tail -n 4 "$1"; }; }
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 holds() { (shopt -s nullglob && cd "$1" 2>/dev/null && echo step_????????); }
-newest() { # RUN: its newest checkpoint that can be loaded
-    local name last=
-    for name in $(holds "$1"); do is_wrong "$1/$name" || last=$name; done
-    [ -z "$last" ] || echo "$last"
-}
-is_wrong() { [ -n "$wrong" ] && diff -rq "$1" "$wrong" >/dev/null 2>&1; } # FOLDER: the checkpoint with the wrong byte
+newest() { holds "$1" | sed 's/.* //'; } # RUN: its newest checkpoint, or nothing
 losses_of() { sed -n '/"loss"/p' "$1/metrics.jsonl" 2>/dev/null | wc -l; }
 
 # RUN: the folders of saves that began after the file `mark` was made
 unfinished_save() { find "$1" -maxdepth 1 -name 'step_*.tmp' -newer mark 2>/dev/null; }
 # names of files that only an unfinished save or rewrite has
-left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' \) 2>/dev/null; }
+left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' -o -name '*.old' \) 2>/dev/null; }
 
 # RUN EXPECTED [BEFORE]: each checkpoint is the one that the uninterrupted run has saved, and at most one save is
 # unfinished. The newest checkpoint is not older than BEFORE, the newest one before the fault, nor than those that the
 # output of the run, $log, names as saved
 whole_checkpoints() {
     local name left
-    for name in $(holds "$1"); do is_wrong "$1/$name" || diff -rq -x "best.json*" "$1/$name" "$2/$name" 2>&1; done
+    for name in $(holds "$1"); do diff -rq "$1/$name" "$2/$name" 2>&1; done
     for name in ${3:-} $(sed -nE 's,.* saved .*/(step_[0-9]{8}) .*,\1,p' "$log"); do
         [[ ! $(newest "$1") < $name ]] || echo "$name was saved, and the newest checkpoint is '$(newest "$1")'"
     done
@@ -141,7 +135,7 @@ same_end() {
     last=$(holds "$2") last=${last##* }
     cmp <(metrics "$1") <(metrics "$2") 2>&1
     cmp "$1/main.log" "$2/main.log" 2>&1
-    wrong='' whole_checkpoints "$1" "$2"
+    whole_checkpoints "$1" "$2"
     [ -d "$1/$last" ] || echo "no $last in $1"
     [ -e "$1/DONE_${last#step_}" ] || echo "no DONE_${last#step_}"
     left_over "$1" | sed 's/$/ was left/'
@@ -218,23 +212,15 @@ faults_kill() {
     rm -rf killed timed expected_kill
 }
 
-# Scenarios of sweeps. prepare SCENARIO: makes the folder `victim`, and sets scenario, before and wrong.
+# Scenarios of sweeps. prepare SCENARIO: makes the folder `victim`, and sets scenario and before.
 #   new       a new run
 #   resumed   a run that was killed while it saved its third checkpoint
-#   damaged   the same, and its newest checkpoint has a wrong byte
 #   best      --keep-best, and only the last checkpoint is kept
 prepare() {
     rm -rf victim
-    wrong=
     scenario=("${small[@]}" -o victim -y 1)
     case $1 in
     resumed) cp -r killed_late victim ;;
-    damaged)
-        cp -r killed_late victim
-        flip victim/step_00000004/model.safetensors 3000 1
-        wrong=wrong_step
-        rm -rf wrong_step && cp -r victim/step_00000004 wrong_step
-        ;;
     best) scenario=("${model[@]}" -v 1 -n 2 -x 6 -o victim -y 1 --keep-best -nk 1) ;;
     esac
     before=$(newest victim)
@@ -245,11 +231,10 @@ prepare_all() {
     local name
     run 0 "${small[@]}" -o expected_new
     ln -s expected_new expected_resumed
-    ln -s expected_new expected_damaged
     struck 137 kill 1 step_00000006.tmp/state.json "${small[@]}" -o killed_late 2>/dev/null
     was_struck
     [ -d killed_late/step_00000006.tmp ] || echo "no run was killed inside a save"
-    for name in new resumed damaged best; do
+    for name in new resumed best; do
         prepare $name
         struck 0 short 0 victim "${scenario[@]}"
         calls_of >"calls_${name}_short"
@@ -278,7 +263,7 @@ faults_kill_calls() {
     local name n calls stride tried trouble
     trouble=$(prepare_all)
     report "the runs to kill" "$trouble"
-    for name in new resumed damaged best; do
+    for name in new resumed best; do
         calls=$(cat calls_$name) tried=0 trouble=
         stride=$(every 1 $((calls / 6)))
         for ((n = 1 + seed % stride; n <= calls; n += stride)); do
@@ -287,7 +272,8 @@ faults_kill_calls() {
                 { struck 137 kill "$n" victim "${scenario[@]}"; } 2>/dev/null
                 was_struck
                 whole_checkpoints victim expected_$name "$before"
-                [ ! -L victim/best ] || run 0 --generate 1 -e victim/best
+                best=victim/best && [ -d $best ] || best+=.old # a kill between its two renames
+                [ ! -d $best ] || run 0 --generate 1 -e $best
                 resumes $name
                 all_checkpoints victim "$(case $name in best) echo kept_best ;; *) echo expected_$name ;; esac)"
             )
@@ -319,7 +305,7 @@ survives() {
     one_sentence
     case $call in
     *step_00000002* | *step_00000004* | *DONE_00000002* | *DONE_00000004*)
-        [[ $name == resumed || $name == damaged ]] || echo "the run did not go on after a failed save"
+        [ "$name" = resumed ] || echo "the run did not go on after a failed save"
         ;;
     esac
     resumes "$name"
@@ -330,14 +316,14 @@ losses_at() { echo $((10#0${1#step_})); }
 same_end_of_failed() {
     local name
     case $2:$(what_was_struck) in
-    short:* | *:rename*/best_[ab] | *:rename*/step_????????) ;; # a folder that is deleted gets another name first
-    *:fsync* | *:write* | *:rename* | *:mkdir* | *:symlink*) says "$err" 'train_gpt2: warning: ' ;;
+    short:* | *:rename*/step_????????) ;; # a folder that is deleted gets another name first
+    *:fsync* | *:write* | *:rename* | *:mkdir*) says "$err" 'train_gpt2: warning: ' ;;
     esac
     cmp <(metrics victim) <(metrics "expected_$1") 2>&1
     cmp victim/main.log "expected_$1/main.log" 2>&1
-    diff -rq -x best.json victim/step_00000006 "expected_$1/step_00000006" 2>&1
+    diff -rq victim/step_00000006 "expected_$1/step_00000006" 2>&1
     # a file that cannot be deleted keeps its folder, which is deleted later
-    case $(what_was_struck) in unlink* | open*tmp) ;; *) left_over victim | sed 's/$/ was left/' ;; esac
+    case $(what_was_struck) in unlink* | open*tmp | open*old) ;; *) left_over victim | sed 's/$/ was left/' ;; esac
     grep -v '^train_gpt2: warning: ' "$err"
     [ "$1" != best ] || return
     for name in $(holds "expected_$1"); do
@@ -368,7 +354,7 @@ sweep() {
 faults_disk() {
     local name fault
     report "the runs whose file system fails" "$(prepare_all)"
-    for name in new resumed damaged best; do
+    for name in new resumed best; do
         for fault in ENOSPC EIO EROFS EDQUOT short; do
             case $form$fault in
             shortEROFS | shortEDQUOT) ;;
@@ -381,13 +367,13 @@ faults_disk() {
 
 # Every STRIDE-th call on paths with CHECKPOINT fails. Either the run exits 0 with the checkpoint, or it exits 1 without
 # the checkpoint and with one sentence. After a failed fsync it exits 1
-stops_at() { # NAME CHECKPOINT STRIDE FLAGS...
+stops_at() { # NAME CHECKPOINT STRIDE
     local n=$((1 + seed % $3)) tried=0 ended=0 trouble='' status fault
     local -a faults=(ENOSPC EIO EROFS EDQUOT)
     while [ -z "$trouble" ]; do
         prepare new
         fault=${faults[n % 4]}
-        status=$(struck 0 "$fault" "$n" "$2" "${scenario[@]}" "${@:4}" | exit_status)
+        status=$(struck 0 "$fault" "$n" "$2" "${scenario[@]}" | exit_status)
         [ -n "$(what_was_struck)" ] || break
         trouble=$(
             whole_checkpoints victim expected_new "$before"
@@ -410,9 +396,8 @@ stops_at() { # NAME CHECKPOINT STRIDE FLAGS...
     [ $ended -gt 0 ] || trouble=${trouble:-"no run was ended"}
     report "$1: $tried failed calls, $ended runs ended with a sentence and resumed" "$trouble"
 }
-faults_strict() {
+faults_last_save() {
     report "the runs that stop" "$(prepare_all)"
-    stops_at "--strict-save 1" step_00000004 "$(every 1 37)" --strict-save 1
     stops_at "the last save" step_00000006 "$(every 1 37)"
     FAIL_CALLS='fsync' stops_at "the last save, each fsync" step_00000006 1
     is_synced
@@ -495,27 +480,23 @@ faults_ends() {
         left_over victim
     )"
     rm -rf victim
-    report "--keep-best cannot write its folder at --time-limit: exit 1, and RUN/best is the one before" "$(
-        FAIL_MORE=1000000 struck 1 ENOSPC 1 best_b "${endless[@]}" -v 100000000 --keep-best --time-limit 1
+    keeps_best_before mkdir 2 victim/best.tmp
+    rm -rf victim
+    keeps_best_before rename 1 'victim/best$'
+    keeps_best_before rename 2 'victim/best.tmp$'
+    kept_until_synced
+}
+# CALL AT IN: --keep-best cannot replace the checkpoint of step 0 at --time-limit
+keeps_best_before() {
+    rm -rf victim
+    report "--keep-best at --time-limit, its $1 of $3 fails: exit 1, and RUN/best is the one before" "$(
+        FAIL_CALLS=$1 FAIL_MORE=9 struck 1 ENOSPC "$2" "$3" "${endless[@]}" -v 100000000 --keep-best --time-limit 1
         one_sentence
-        says "$err" "could not save checkpoint 'victim/best_b': No space left on device"
-        [ "$(readlink victim/best)" = best_a ] || echo "RUN/best is $(readlink victim/best)"
+        says "$err" "could not save checkpoint 'victim/best'"
+        grep -q '"step":.*0,' victim/best/state.json || echo "RUN/best is not of step 0"
         left_over victim
         run 0 --generate 2 -e victim/best
     )"
-    rm -rf victim
-    report "--keep-best cannot make its link at --time-limit: exit 1, and the checkpoint is whole" "$(
-        FAIL_CALLS='symlink' FAIL_MORE=9 struck 1 EROFS 2 victim/best. "${endless[@]}" -v 100000000 -n 100000000 \
-            --keep-best --time-limit 1
-        one_sentence
-        says "$err" "could not make the link 'victim/best'"
-        left_over victim
-        run 0 --generate 2 -e "victim/$(newest victim)"
-        run 0 "${endless[@]}" -v 100000000 -n 100000000 --keep-best --time-limit 1
-        says "$log" "resumed   at step"
-        [ "$(readlink victim/best)" = "$(newest victim)" ] || echo "RUN/best is $(readlink victim/best)"
-    )"
-    kept_until_synced
 }
 # -nk 1: each fsync of the run's folder fails once
 kept_until_synced() {
@@ -608,7 +589,6 @@ full_disk() {
 faults_read() {
     report "the runs that cannot read" "$(prepare_all)"
     cannot_read resumed
-    cannot_read damaged
 }
 cannot_read() { # SCENARIO
     local n stride on=0 ended=0 trouble='' status
@@ -622,7 +602,7 @@ cannot_read() { # SCENARIO
             if [ "${status:-0}" -ne 0 ]; then
                 one_sentence
                 resumes "$1"
-            elif ! grep -q "^train_gpt2: warning: .*victim/$before" "$err"; then
+            else
                 begun_at "$before"
             fi
             same_end_of "$1"
@@ -642,21 +622,27 @@ prepare_damage() {
     cp -r expected_new victim
     rm -r victim/step_00000006 victim/DONE_00000006
 }
-# FILE: step 4 is damaged there. -y 1 resumes from step 2, and --generate refuses step 4 and uses step 2
+# FILE: step 4 is damaged there. Nothing loads it, and the command in the error resumes from step 2
 refuses_damage() {
-    local at=victim/step_00000004
+    local at=victim/step_00000004 from command
     case $1 in
     optimizer.safetensors) ;; # --generate does not read it
     *)
-        run 2 --generate 2 -e $at
-        says "$err" "checkpoint '$at' is damaged: $1 "
-        run 0 --generate 2 -e victim
-        says "$err" "warning: checkpoint '$at' is damaged: $1 "
+        for from in $at victim; do
+            [ -e $at/state.json ] || continue # a folder without it is no checkpoint
+            run 2 --generate 2 -e "$from"
+            says "$err" "checkpoint '$at' is damaged: $1 "
+            says "$err" "give -e victim/step_00000002"
+        done
         ;;
     esac
-    run 0 "${small[@]}" -o victim -y 1
-    says "$err" "warning: checkpoint '$at' is damaged: $1 "
-    [ -d $at.damaged ] || echo "no $at.damaged"
+    run 2 "${small[@]}" -o victim -y 1
+    one_sentence
+    says "$err" "checkpoint '$at' is damaged: $1 "
+    # shellcheck disable=SC2016
+    command=$(sed -n 's,.*`\(.*\)./train_gpt2 -o victim -y 1` resumes .*,\1,p' "$err")
+    [ "$command" = "mv $at $at.damaged && " ] && eval "${command%&& }" || echo "found the command '$command'"
+    run 0 -o victim -y 1
     begun_at step_00000002
     same_end victim expected_new
 }
@@ -699,10 +685,15 @@ faults_damage() {
         file=$(basename "$path")
         offsets_of "$path" >offsets
         mapfile -t offsets <offsets
-        flips "$file" "${offsets[@]}"
-        case $file in manifest.json) ;; *) damaged "$file is missing" "$file" rm $at/"$file" ;; esac
         damaged "$file is empty" "$file" truncate -s 0 $at/"$file"
-        damaged "$file is cut" "$file" truncate -s -1 $at/"$file"
+        case $file in
+        manifest.json) ;; # test_manifest flips its bits
+        *)
+            flips "$file" "${offsets[@]}"
+            damaged "$file is missing" "$file" rm $at/"$file"
+            damaged "$file is cut" "$file" truncate -s -1 $at/"$file"
+            ;;
+        esac
         [ "$form" = whole ] || [ "$file" = manifest.json ] || [ "$file" = tokenizer.json ] || continue
         damaged "$file is longer" "$file" truncate -s +1 $at/"$file"
         damaged "$file is a pipe" "$file" pipe $at/"$file"
@@ -710,24 +701,11 @@ faults_damage() {
     done
     prepare_damage
     rm $at/manifest.json
-    report "manifest.json is missing: -y 1 resumes the checkpoint before it, -e loads it" "$(
+    report "manifest.json is missing: the checkpoint is not compared" "$(
         run 0 --generate 2 -e $at
         run 0 "${small[@]}" -o victim -y 1
-        says "$err" "warning: checkpoint '$at' is damaged: manifest.json is missing"
-        begun_at step_00000002
-        same_end victim expected_new
-    )"
-    prepare_damage
-    ln -s step_00000004 victim/best
-    flip $at/model.safetensors 3000 1
-    report "a damaged checkpoint takes its DONE_ file and RUN/best with it, also if the run does not begin" "$(
-        run 2 -o victim -y 1 -i missing
-        [ -d $at.damaged ] || echo "no $at.damaged"
-        [ ! -L victim/best ] || echo "RUN/best leads to $(readlink victim/best)"
-        [ ! -e victim/DONE_00000004 ] || echo "DONE_00000004 is there"
-        run 0 "${small[@]}" -o victim -y 1
-        begun_at step_00000002
-        same_end victim expected_new
+        begun_at step_00000004
+        cmp <(metrics victim) <(metrics expected_new) 2>&1
     )"
     prepare_damage
     for file in victim/step_*; do flip "$file/model.safetensors" 3000 1; done
@@ -736,32 +714,20 @@ faults_damage() {
             # shellcheck disable=SC2086
             run 2 $arguments
             one_sentence
-            says "$err" "model.safetensors "
+            says "$err" "checkpoint '$at' is damaged: model.safetensors "
         done
         [ "$(holds victim)" = "step_00000002 step_00000004" ] || echo "found $(holds victim)"
-    )"
-    prepare_damage
-    flip victim/step_00000004/model.safetensors 3000 1
-    run 0 --eval text -t 16 -e victim/step_00000002
-    cp "$log" score
-    report "the file of the weights is named in place of its folder: exit 2" "$(
-        run 2 --generate 2 -e victim/step_00000004/model.safetensors
-        one_sentence
-        says "$err" "checkpoint 'victim/step_00000004/model.safetensors' is damaged: model.safetensors "
-    )"
-    report "--eval of a run uses the checkpoint before the damaged one" "$(
-        run 0 --eval text -t 16 -e victim
-        says "$err" "warning: checkpoint 'victim/step_00000004' is damaged: model.safetensors "
-        cmp <(sed -E 's/[0-9.]+ (s|ms|tok).*//' score) <(sed -E 's/[0-9.]+ (s|ms|tok).*//' "$log") 2>&1
-        run 2 --eval text -t 16 -e victim/step_00000004
-        one_sentence
+        run 2 --generate 2 -e $at/model.safetensors
+        says "$err" "checkpoint '$at' is damaged: model.safetensors "
+        run 2 --generate 2 -e victim/step_00000002
+        says "$err" "there is none before it"
     )"
 }
 # shellcheck disable=SC2317  # `damaged` calls these
 pipe() { rm "$1" && mkfifo "$1"; }
 # shellcheck disable=SC2317
 become_folder() { rm "$1" && mkdir "$1"; }
-# a checkpoint that cannot be read is not damaged, and a manifest.json may be of another program
+# a checkpoint that cannot be read, and a manifest.json of another program
 faults_unreadable() {
     local file
     report "the run whose checkpoints cannot be read" "$(prepare_all)"
@@ -770,22 +736,21 @@ faults_unreadable() {
         report "$file cannot be opened (EACCES): -y 1 exits 2, and renames nothing" "$(
             FAIL_CALLS='open' FAIL_MORE=1000 struck 2 EACCES 1 step_00000004/$file "${small[@]}" -o victim -y 1
             one_sentence
-            says "$err" "checkpoint 'victim/step_00000004' cannot be checked: $file"
-            says "$err" "Permission denied"
+            says "$err" "checkpoint 'victim/step_00000004' is damaged: $file could not be read"
             [ "$(holds victim)" = "step_00000002 step_00000004" ] || echo "found $(holds victim)"
             run 0 "${small[@]}" -o victim -y 1
             begun_at step_00000004
             same_end victim expected_new
         )"
     done
-    report "the folder of a damaged checkpoint cannot be read: the checkpoint is not loaded" "$(
+    report "the folder of the run cannot be read: no other checkpoint is loaded" "$(
         ended=0
         for ((n = 1; n < 20; n++)); do
-            prepare damaged
+            prepare resumed
             status=$(FAIL_CALLS='open' struck 0 EIO "$n" 'victim$' "${scenario[@]}" | exit_status)
             [ -n "$(what_was_struck)" ] || break
             case ${status:-0} in
-            0) begun_at step_00000002 ;;
+            0) begun_at step_00000004 ;;
             1) one_sentence ;;
             *) ended=$((ended + 1)) && says "$err" "could not read the folder 'victim': Input/output error" ;;
             esac
@@ -880,8 +845,6 @@ faults_data() {
         )"
         restore_data
     done
-    data_while_saving
-    ! has_mpirun 1 || data_while_rank_saves
     one_data_file
     data_of_validation
     unreadable_data
@@ -902,48 +865,6 @@ faults_data() {
     done
 }
 
-# An error ends the run while the checkpoint of step 40 is written: the checkpoint is completed
-data_while_saving() {
-    local status
-    rm -rf victim
-    FAIL_CALLS='write' start_and_fail stop 2 step_00000040.tmp "${shards[@]}" -o victim
-    change_data changed
-    kill -CONT "$id"
-    await "$id"
-    status=$?
-    report "a data file is changed while a checkpoint is written: exit 1, and the checkpoint is whole" "$(
-        was_stopped "$id"
-        [ $status -eq 1 ] || echo "exit status $status, expected 1"
-        one_sentence
-        says "$err" "data/x_2 was written after the run began"
-        whole_checkpoints victim expected_data step_00000040
-        restore_data
-        run 0 "${shards[@]}" -o victim -y 1
-        begun_at step_00000040
-        same_end victim expected_data
-    )"
-    restore_data
-}
-# the same for a single rank of mpirun
-data_while_rank_saves() {
-    local job status
-    rm -rf victim
-    FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=2 FAIL_IN=step_00000040.tmp FAIL_CALLS=write ranks_of=1 \
-        start_ranks "${shards[@]}" -o victim &
-    job=$!
-    id=$(await_stopped $job)
-    change_data changed
-    [ -z "$id" ] || kill -CONT "$id"
-    await $job
-    status=$?
-    report "mpirun -np 1, a data file is changed while a checkpoint is written: the checkpoint is whole" "$(
-        was_stopped "$id"
-        [ $status -eq 1 ] || echo "exit status $status, expected 1"
-        sentences 1
-        whole_checkpoints victim expected_data step_00000040
-    )"
-    restore_data
-}
 # the only data file stays open, so its old content is read
 one_data_file() {
     local how status
@@ -1196,47 +1117,29 @@ faults_ranks() {
         done
         unset OMPI_MCA_btl
     done
-    warnings_of_ranks
     damage_of_ranks
     inputs_of_ranks
 }
-# two ranks find a damaged checkpoint: one warning
-warnings_of_ranks() {
-    prepare_ranks dp2
-    rm -rf data_run
-    cp -r expected_dp2 victim
-    rm -r victim/step_00000006
-    flip victim/step_00000004/model.safetensors 3000 1
-    report "two ranks warn once of a damaged checkpoint" "$(
-        ranks 0 "${small[@]:0:2}" "${small[@]:4}" -e victim -o data_run
-        says "$err" "warning: checkpoint 'victim/step_00000004' is damaged"
-        no_repeated_warnings
-        ranks 0 "${layout[@]}"
-        says "$err" "warning: checkpoint 'victim/step_00000004' is damaged"
-        no_repeated_warnings
-        begun_at step_00000002
-        same_end victim expected_dp2
-    )"
-    rm -rf data_run
-}
-
 # two ranks find a wrong byte in each file of a checkpoint
 damage_of_ranks() {
     local file trouble=''
-    for file in expected_dp2/step_00000004/*; do
+    for file in expected_dp2/step_00000004/[!m]* expected_dp2/step_00000004/model.safetensors; do
         file=$(basename "$file")
         without_last dp2
         flip "victim/step_00000004/$file" 20 4
         trouble=$(
+            ranks 2 "${layout[@]}"
+            sentences 1
+            says "$err" "checkpoint 'victim/step_00000004' is damaged: $file "
+            mv victim/step_00000004 victim/step_00000004.damaged
             ranks 0 "${layout[@]}"
-            says "$err" "warning: checkpoint 'victim/step_00000004' is damaged: $file "
-            no_repeated_warnings
             begun_at step_00000002
             same_end victim expected_dp2
         )
         [ -z "$trouble" ] || { trouble="$file: $trouble" && break; }
     done
-    report "two ranks, a wrong byte in each file of a checkpoint: named, and an older checkpoint is used" "$trouble"
+    report "two ranks, a wrong byte in each file of a checkpoint: one sentence, and an older checkpoint resumes" \
+        "$trouble"
 }
 
 # two ranks find data that has changed, a checkpoint that cannot be read, and a read that fails on rank 1
@@ -1286,7 +1189,7 @@ inputs_of_ranks() {
             ranks 2 "${layout[@]}"
         was_struck
         sentences 1
-        says "$err" "checkpoint 'victim/step_00000004' cannot be checked: model.safetensors"
+        says "$err" "checkpoint 'victim/step_00000004' is damaged: model.safetensors could not be read"
         [ "$(holds victim)" = "step_00000002 step_00000004" ] || echo "found $(holds victim)"
         ranks_resume dp2
     )"
@@ -1489,7 +1392,7 @@ faults_link() {
 # ---- the sections
 
 chosen=("$@")
-all=(kill kill_calls disk strict ends logs read damage unreadable clock data stop ranks stopped_ranks link)
+all=(kill kill_calls disk last_save ends logs read damage unreadable clock data stop ranks stopped_ranks link)
 [ $# -gt 0 ] || chosen=("${all[@]}")
 for section in "${chosen[@]}"; do faults_"$section"; done
 end_tests

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # Does a test fail without each wait for a collective or a copy?   dev/test/mutate_waits.sh [WORDS]
-# Deletes each comm_wait, each copy_wait, each call of saver_wait, and each wait before a buffer is used again, of
-# llmc/parallel/zero.h, llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/block_inputs.h,
-# llmc/run/saver.h and train_gpt2.cu in a copy of the sources, one at a time. Then runs `test_processes`: late with -z
-# on 3 ranks and with -tp 2 on 4, layouts on 3, and offload on 1, 3 and 4. The saver's waits, and those of the GPU's
-# streams and graphs, meet dev/test/test_saves.sh and dev/test/test_offload.sh instead. WORDS: only waits with WORDS in
-# "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices a deletion. About
+# Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
+# llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/block_inputs.h and train_gpt2.cu in a copy of the
+# sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
+# offload on 1, 3 and 4. The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS: only
+# waits with WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices a deletion. About
 # 15 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -16,7 +15,7 @@ trap 'rm -rf "$scratch"' EXIT
 read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
 
 # "file|extended regular expression|replacement|test", for each line that matches, one line at a time. test: `emulated`
-# for test_saves.sh and test_offload.sh on an emulated GPU, else empty
+# for test_offload.sh on an emulated GPU, else empty
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
@@ -44,8 +43,6 @@ waits=(
     'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
     'train_gpt2.cu|^ +inputs_acquire\(|    no_wait('
     'train_gpt2.cu|^ +update_wait\(|    no_wait('
-    'llmc/run/saver.h|device->copy_wait\(.*;|(void)device;|emulated'
-    'train_gpt2.cu|^ +saver_wait\(.*;|    (void)0;|emulated'
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.stream, copied)|if (false) CUDA_CHECK\1|emulated'
 )
@@ -59,7 +56,7 @@ build() {
 
 build_emulated() { make train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 >/dev/null; }
 first_failure_emulated() {
-    { dev/test/test_saves.sh && dev/test/test_offload.sh; } >log 2>&1 ||
+    dev/test/test_offload.sh >log 2>&1 ||
         grep -A 1 '^not ok' log | head -n 2 | tail -n 1
 }
 

@@ -37,8 +37,7 @@ lowest() { validations "$1" | LC_ALL=C sort -k2,2g -k1,1n | head -n 1; }
 # steps of the validation with the lowest loss, and of the last one
 best_step() { lowest "$1" | cut -d ' ' -f 1; }
 last_step() { validations "$1" | tail -n 1 | cut -d ' ' -f 1; }
-best_json() { sed -nE 's/.*"(step|val_loss)":\s*([^,]*),?/\2/p' "$1/best/best.json" | paste -sd ' '; }
-step_of() { sed -nE 's/.*"step":\s*([0-9]+),/\1/p' "$1/state.json"; }
+best_of() { sed -nE 's/^\s*"(step|val_loss)":\s*([^,]*),?/\2/p' "$1/best/state.json" | paste -sd ' '; } # as lowest
 folder_of() { printf 'step_%08d' "$1"; }
 
 # 400 random letters are learned by heart, and the loss on other letters rises
@@ -50,12 +49,11 @@ overfit=(-i few -j other -e l2h2c32 -b 4 -t 16 -m 10 -l 1e-2 -s 0)
 
 # ---- one run
 
-report "the best checkpoint has the lowest validation loss, also without -n" "$(
+report "RUN/best has the lowest validation loss, also without -n" "$(
     run 0 "${overfit[@]}" -v 5 -x 60 --keep-best -o best_only
-    equal "$(best_json best_only)" "$(lowest best_only)"
-    equal "$(step_of best_only/best)" "$(best_step best_only)"
+    equal "$(best_of best_only)" "$(lowest best_only)"
     [ "$(best_step best_only)" -lt 60 ] || echo "the last step is the best: nothing was tested"
-    holds best_only | grep -qxE 'best best_[ab]' || echo "found $(holds best_only)"
+    equal "$(holds best_only)" best
     run 0 "${overfit[@]}" -v 0 -x "$(best_step best_only)" -n 999 -o until
     same until/"$(folder_of "$(best_step best_only)")"/model.safetensors best_only/best/model.safetensors
 )"
@@ -63,15 +61,17 @@ report "-e takes RUN/best, and RUN itself where no other checkpoint is" "$(
     run 0 --generate 9 -e best_only/best --temperature 0 && cp "$out" from_best
     run 0 --generate 9 -e best_only --temperature 0 && same "$out" from_best
 )"
-report "a checkpoint of -n is the best one without a second copy, and -nk spares it" "$(
-    run 0 "${overfit[@]}" -v 5 -n 5 -nk 1 -x 60 --keep-best -o linked
-    equal "$(validations linked)" "$(validations best_only)"
-    equal "$(readlink linked/best)" "$(folder_of "$(best_step linked)")"
-    equal "$(holds linked)" "best $(folder_of "$(best_step linked)") step_00000060"
-    equal "$(best_json linked)" "$(lowest linked)"
-    same linked/best/model.safetensors best_only/best/model.safetensors
-    run 0 "${overfit[@]}" -v 5 -n 5 -x 30 --keep-best -o all
-    equal "$(find all -name best.json | wc -l) of $(find all -maxdepth 1 -name 'step_*' | wc -l)" "1 of 6"
+report "RUN/best is the same beside checkpoints of -n, which -nk prunes" "$(
+    run 0 "${overfit[@]}" -v 5 -n 5 -nk 1 -x 60 --keep-best -o pruned
+    equal "$(validations pruned)" "$(validations best_only)"
+    equal "$(holds pruned)" "best step_00000060"
+    equal "$(best_of pruned)" "$(lowest pruned)"
+    same pruned/best/model.safetensors best_only/best/model.safetensors
+    says "$out" "step $(best_step pruned) | saved pruned/best | paused"
+    # stdout has the CRC32C of the manifest
+    crcs=$(grep -oE '(model|optimizer).safetensors|[0-9a-f]{8}"' pruned/best/manifest.json | grep -A 1 safetensors |
+        sed -n '/"/ s/"//p' | paste -sd ' ')
+    says "$out" "| weights ${crcs% *}, optimizer ${crcs#* }"
 )"
 report "--patience ends the run, with a checkpoint and a sample" "$(
     run 0 "${overfit[@]}" -v 5 -n 999 -s 999 -g 8 -x 400 --patience 3 -o patient
@@ -89,7 +89,7 @@ until_end=(-v 5 -n 10 -nk 1 --keep-best --patience 4)
 run 0 "${overfit[@]}" "${until_end[@]}" -x 400 -o whole
 compare_whole() { # RUN: the same as the run that was never stopped
     equal "$(metrics "$1")" "$(metrics whole)"
-    equal "$(best_json "$1")" "$(best_json whole)"
+    equal "$(best_of "$1")" "$(best_of whole)"
     equal "$(holds "$1")" "$(holds whole)"
     same "$1/best/model.safetensors" whole/best/model.safetensors
 }
@@ -110,105 +110,91 @@ report "a resumed run of no patience left ends at once; a larger --patience goes
     run 0 -o over -y 1 --patience 1000 -x "$(($(last_step whole) + 10))"
     equal "$(last_step over)" "$(($(last_step whole) + 10))"
 )"
-report "a run whose last steps are lost ends the same, and keeps what it had" "$(
+report "a run whose last steps are lost ends the same, and keeps RUN/best until then" "$(
     run 0 "${overfit[@]}" "${until_end[@]}" -nk 0 -x 400 -o every
-    cp -a every lost && rm -r lost/best && rm -rf lost/best_? # as if --keep-best were new
+    cp -a every lost && rm -r lost/best # as if --keep-best were new
     rm -r every/"$(folder_of "$(last_step every)")"
-    before=$(best_json every)
     for step in $(seq $(($(best_step every) / 10 * 10)) 10 400); do # from before the best step
         rm -rf every/"$(folder_of "$step")"
     done
-    if [ -e every/best/best.json ]; then equal "$(best_json every)" "$before"; fi
-    mkdir every/best_a.tmp && touch every/best_a.tmp/half
+    mkdir every/best.tmp && touch every/best.tmp/half
+    cp -a every early
+    run 0 -o early -y 1 -x "$((10#$(cd early && echo step_* | sed 's/.*step_//') + 1))"
+    equal "$(best_of early)" "$(best_of every)"
     run 0 -o every -y 1 -nk 1
     compare_whole every
     run 0 -o lost -y 1 --patience 0 -x "$(($(last_step whole) + 5))" # the first validation saves
-    equal "$(step_of lost/best)" "$(($(last_step whole) + 5))"
-)"
-report "a folder of a killed run is no obstacle" "$(
-    run 0 "${overfit[@]}" -v 5 -n 1000 -x 5 --keep-best -o killed
-    other=$(readlink killed/best | tr ab ba)
-    [ "$other" = best_a ] || [ "$other" = best_b ] || other=best_a
-    mkdir killed/"$other" killed/best_b.tmp && touch killed/"$other"/half killed/best.tmp
-    run 0 -o killed -y 1 -x 60
-    equal "$(best_json killed)" "$(lowest killed)"
-    holds killed | grep -qxE 'best best_[ab] step_00000005 step_00000060' || echo "found $(holds killed)"
+    equal "$(best_of lost | cut -d ' ' -f 1)" "$(($(last_step whole) + 5))"
 )"
 killed_at() { # ARGUMENTS...: the run is killed where KILL_AT or KILL_AFTER says
     : >once
     { LD_PRELOAD=$scratch/kill.so KILL_ONCE=once run 137 "$@"; } 2>/dev/null
 }
-report "a run that was killed at the link of a checkpoint of -n makes the link when it resumes" "$(
+# the new checkpoint is best.tmp, the one before it becomes best.old, and the new one best
+report "a run that was killed while RUN/best is replaced has it whole, and ends the same" "$(
     each=(-v 5 -n 5 -nk 1 --keep-best --patience 4)
     run 0 "${overfit[@]}" "${each[@]}" -x 400 -o each
     best=$(best_step each)
     [ "$best" -gt 5 ] || echo "step $best is the best: nothing was tested"
-    for place in KILL_AT KILL_AFTER; do
-        rm -rf cut
-        run 0 "${overfit[@]}" "${each[@]}" -x $((best - 5)) -o cut
-        export $place=cut/best.tmp
+    run 0 "${overfit[@]}" "${each[@]}" -x $((best - 5)) -o begun
+    for place in KILL_AT=cut/best KILL_AFTER=cut/best KILL_AFTER=cut/best.tmp; do
+        rm -rf cut && cp -a begun cut
+        export "${place?}"
         killed_at -o cut -y 1 -x "$best"
-        unset $place
-        equal "$(last_step cut)" $((best - 5))
+        unset KILL_AT KILL_AFTER
+        case $place in
+        KILL_AT*) equal "$(holds cut)" "best best.tmp $(folder_of "$best")" ;;
+        *best) equal "$(holds cut)" "best.old best.tmp $(folder_of "$best")" ;;
+        *) equal "$(holds cut)" "best best.old $(folder_of "$best")" ;;
+        esac
+        for name in cut/best cut/best.old; do [ ! -d $name ] || run 0 --generate 1 -e $name; done
+        cp -a cut untouched
+        run 0 -o untouched -y 1 -v 0 --keep-best=0 --patience 0 # no validation: the one before is back, or the new one
+        equal "$(holds untouched)" "best $(folder_of "$best")"
+        rm -r untouched
         run 0 -o cut -y 1 -x "$best"
-        equal "$(readlink cut/best)" "$(folder_of "$best")"
         equal "$(validations cut)" "$(validations each | head -n $((best / 5 + 1)))"
         run 0 -o cut -y 1 -x 400
         equal "$(metrics cut)" "$(metrics each)"
-        equal "$(best_json cut)" "$(best_json each)"
+        equal "$(best_of cut)" "$(best_of each)"
         equal "$(holds cut)" "$(holds each)"
         same cut/best/model.safetensors each/best/model.safetensors
     done
 )"
-report "an evaluation that only the resumed run makes links the checkpoint of -n without a copy" "$(
+report "an evaluation that only the resumed run makes gives RUN/best" "$(
     export KILL_AFTER=alone/step_00000005.tmp
     killed_at "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o alone
     unset KILL_AFTER
     equal "$(validations alone | cut -d ' ' -f 1)" 0
-    touch -d @0 alone/step_00000005/model.safetensors
     run 0 -o alone -y 1
-    equal "$(holds alone)" "best step_00000005"
-    equal "$(readlink alone/best)" step_00000005
-    equal "$(best_json alone)" "$(lowest alone)"
-    equal "$(stat -c %Y alone/best/model.safetensors)" 0
+    equal "$(best_of alone)" "$(lowest alone)"
+    equal "$(best_step alone)" 5
 )"
-report "a damaged best.json is a warning, and the next validation replaces RUN/best" "$(
+report "the validation after a damaged RUN/best/state.json replaces RUN/best" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o torn
-    truncate -s 7 torn/best/best.json
+    truncate -s 7 torn/best/state.json
     run 0 -o torn -y 1 -x 10
-    says "$err" "best.json' has no val_loss: it was cut short or damaged"
-    equal "$(best_json torn | cut -d ' ' -f 1)" 10
+    equal "$(best_of torn | cut -d ' ' -f 1)" 10
 )"
 report "--keep-best=0 ends a resumed run's --keep-best and leaves its best checkpoint" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o ended
     run 0 -o ended -y 1 -x 20 -nk 1 --keep-best=0
-    equal "$(holds ended)" "best step_00000005 step_00000020"
+    equal "$(holds ended)" "best step_00000020"
+    equal "$(best_of ended | cut -d ' ' -f 1)" 5
 )"
 
-# ---- trouble
+# ---- failures
 
-report "a folder in the place of the link is a warning, and ends the run at its last step or with --strict-save" "$(
-    mkdir -p blocked/best
+report "a folder of the user at RUN/best stays: a warning, and exit 1 at the last step" "$(
+    mkdir -p blocked/best && touch blocked/best/mine
     run 1 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best -o blocked
-    says "$err" "warning: could not make the link 'blocked/best' to step_00000005"
-    says "$err" "train_gpt2: could not make the link 'blocked/best' to step_00000020"
+    says "$err" "warning: could not save checkpoint 'blocked/best': Directory not empty"
+    says "$err" "train_gpt2: could not save checkpoint 'blocked/best'"
     equal "$(grep -c '"loss"' blocked/metrics.jsonl)" 20
-    mkdir -p strict/best
-    run 1 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best -o strict --strict-save 1
-    says "$err" "train_gpt2: could not make the link 'strict/best'"
-    equal "$(wc -l <"$err")" 1
-    equal "$(grep -c '"loss"' strict/metrics.jsonl)" 0  # the untrained model is the first to be the best
-    equal "$(cd blocked && echo *.tmp)" "*.tmp"
-)"
-report "a link that failed at a checkpoint of -n leaves no best.json, and is made when the run resumes" "$(
-    run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o later
-    rm later/best && mkdir later/best
-    run 1 -o later -y 1 -x 10
-    says "$err" "could not make the link 'later/best' to step_00000010"
-    [ -d later/step_00000010 ] && [ ! -e later/step_00000010/best.json ] || echo "best.json is in step_00000010"
-    rmdir later/best
-    run 0 -o later -y 1 -x 10
-    equal "$(readlink later/best): $(best_json later)" "step_00000010: $(validations later | tail -n 1)"
+    equal "$(holds blocked): $(ls blocked/best)" "best step_00000005 step_00000010 step_00000015 step_00000020: mine"
+    rm -r blocked/best
+    run 0 -o blocked -y 1
+    equal "$(best_of blocked)" "$(validations blocked | tail -n 1)"
 )"
 refused "--keep-best without -o" "there is no -o" "${overfit[@]}" -v 5 --keep-best
 refused "--keep-best without validation" "--keep-best goes by the validation loss" \
@@ -226,13 +212,13 @@ report "two ranks keep the same best checkpoint, stop together and resume" "$(
     ranks=("${overfit[@]}" -b 2)
     "${two[@]}" "${ranks[@]}" "${until_end[@]}" -z 1 -x 400 -o ranks >"$out" 2>&1 </dev/null || echo "exit status $?"
     says "$out" "4 validations without a loss below"
-    equal "$(best_json ranks)" "$(lowest ranks)"
+    equal "$(best_of ranks)" "$(lowest ranks)"
     [ "$(last_step ranks)" -lt 400 ] || echo "the run did not end"
     stop=$(($(last_step ranks) - 5))
     "${two[@]}" "${ranks[@]}" "${until_end[@]}" -z 1 -x "$stop" -o again >"$out" 2>&1 </dev/null &&
         "${two[@]}" -o again -y 1 -x 400 >"$out" 2>&1 </dev/null || echo "exit status $?"
     equal "$(metrics again)" "$(metrics ranks)"
-    equal "$(best_json again)" "$(best_json ranks)"
+    equal "$(best_of again)" "$(best_of ranks)"
     same again/best/optimizer.safetensors ranks/best/optimizer.safetensors
 )"
 end_tests

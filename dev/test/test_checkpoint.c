@@ -9,7 +9,7 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
     return got;
 }
 #define pread counted_pread
-#include "llmc/files/checkpoint_save.h"
+#include "llmc/files/checkpoint.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
 #include <sched.h>
@@ -187,11 +187,21 @@ static void write_text(const char *path, const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
+// saves RUN/step_NNNNNNNN, as the last checkpoint of a run
+static void save_model(const char *run, long long step, const ModelState *s, const cJSON *state) {
+    char name[32];
+    uint32_t crcs[2];
+    cJSON *nothing = cJSON_CreateObject();
+    snprintf(name, sizeof name, "step_%08lld", step);
+    checkpoint_save(run, name, s, state ? state : nothing, true, crcs);
+    cJSON_Delete(nothing);
+}
+
 // RUN/step_0000000N of a random model; returns that folder, whose name outlives those of `joined`
 static const char *save_kind(const char *run, long long step, const char *note, Kind kind) {
-    static char folders[64][256];
+    static char folders[128][256];
     static int next;
-    assert_in_range(next, 0, 63);
+    assert_in_range(next, 0, 127);
     char *folder = folders[next++];
     snprintf(folder, sizeof folders[0], "%s/step_%08lld", run, step);
     GPT2Config c = small_config();
@@ -199,7 +209,7 @@ static const char *save_kind(const char *run, long long step, const char *note, 
     cJSON *state = cJSON_CreateObject();
     cJSON_AddNumberToObject(state, "step", (double)step);
     cJSON_AddStringToObject(state, "note", note);
-    checkpoint_save(run, step, &s, state);
+    save_model(run, step, &s, state);
     cJSON_Delete(state);
     free_model(&s);
     return folder;
@@ -249,11 +259,9 @@ static void test_round_trip(void **state) {
 // FOLDER/NAME: families of tensors, written by all ranks one after another
 static void save_families(const char *folder, const char *name, const TensorFamily *families, int count,
                           const ModelState *s) {
-    SafeTensorsWriter w;
+    Crc32cSum sum;
     int failed_rank;
-    assert_int_equal(families_open(&w, joined(folder, name), families, count, s, &failed_rank), 0);
-    families_write(&w, families, count, s);
-    assert_int_equal(safetensors_finish(&w), 0);
+    assert_int_equal(families_save(joined(folder, name), families, count, s, &sum, &failed_rank), 0);
 }
 
 // the same of any precision
@@ -439,10 +447,8 @@ static void test_moments_are_converted(void **state) {
     static const double error[MOMENT_KINDS] = {0, 0x1p-8, 0x1p-4};
     for (int from = 0; from < MOMENT_KINDS; from++) {
         ModelState saved = random_kind(&c, 1, kind_of(0, from));
-        cJSON *nothing = cJSON_CreateObject();
         set_moments(&saved.optimizer, &c);
-        checkpoint_save(run, 1 + from, &saved, nothing);
-        cJSON_Delete(nothing);
+        save_model(run, 1 + from, &saved, NULL);
         char folder[PATH_LENGTH], note[128];
         checkpoint_path(folder, run, 1 + from);
         for (int to = 0; to < MOMENT_KINDS; to++) {
@@ -584,9 +590,7 @@ static ModelState save_whole(char folder[PATH_LENGTH], const char *name, const G
     const char *run = new_run(name);
     ModelState whole = random_kind(c, 1, kind);
     checkpoint_path(folder, run, 1);
-    cJSON *nothing = cJSON_CreateObject();
-    checkpoint_save(run, 1, &whole, nothing);
-    cJSON_Delete(nothing);
+    save_model(run, 1, &whole, NULL);
     return whole;
 }
 
@@ -798,10 +802,8 @@ static void test_config_written(void **state) {
 static const char *save_with(const char *run, const Tokenizer *tokenizer) {
     GPT2Config c = small_config();
     ModelState s = random_model(&c, 1);
-    cJSON *nothing = cJSON_CreateObject();
     s.tokenizer = tokenizer;
-    checkpoint_save(run, 1, &s, nothing);
-    cJSON_Delete(nothing);
+    save_model(run, 1, &s, NULL);
     free_model(&s);
     return joined(run, "step_00000001");
 }
@@ -879,35 +881,79 @@ static void make_folder(const char *run, const char *name) {
     write_text(joined(joined(run, name), "junk"), "junk");
 }
 
-// a save deletes the unfinished folders of killed saves, and nothing else
-static void test_leftovers_are_removed(void **state) {
+// a save deletes what killed runs left, brings back a checkpoint whose replacement was killed, and nothing else
+static void test_leftovers(void **state) {
     (void)state;
     const char *run = new_run("leftovers");
-    static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp"};
+    static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp", "best.tmp",
+                                        "step_00000004.old", "step_00000007.old", "best.old"};
     static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp", "step_00000005.txt"};
-    for (int i = 0; i < 3; i++) { make_folder(run, stale[i]); }
+    for (int i = 0; i < 7; i++) { make_folder(run, stale[i]); }
     for (int i = 0; i < 4; i++) { make_folder(run, kept[i]); }
+    make_folder(run, "best_a");  // of an older version, goes once `best` is a folder
     assert_int_equal(checkpoint_latest(run), 4);
-    for (int i = 0; i < 3; i++) { assert_true(exists(run, stale[i])); }  // reading changes nothing
+    for (int i = 0; i < 7; i++) { assert_true(exists(run, stale[i])); }  // reading changes nothing
     const char *folder = save_step(run, 5, "");
     assert_holds(folder, 5);
     assert_false(exists(folder, "junk"));
-    for (int i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
+    for (int i = 0; i < 7; i++) { assert_false(exists(run, stale[i])); }
     for (int i = 0; i < 4; i++) { assert_true(exists(joined(run, kept[i]), "junk")); }
+    assert_true(exists(joined(run, "step_00000007"), "junk"));
+    assert_true(exists(joined(run, "best"), "junk"));
+    remove_unfinished(run);
+    assert_false(exists(run, "best_a"));
 }
 
-static void save_step_1_again(void *run) { save_step((const char *)run, 1, "again"); }
+static void save_step_2(void *run) { save_step((const char *)run, 2, ""); }
 
-// a step is saved once: the existing checkpoint stays
-static void test_saved_twice(void **state) {
+// A checkpoint is replaced, and so is a link of an older version, but no folder with other files.
+static void test_replaced(void **state) {
     (void)state;
     const char *run = new_run("twice"), *folder = save_step(run, 1, "");
-    assert_stops(1, "could not save checkpoint", save_step_1_again, (void *)run);
-    assert_holds(folder, 1);
-    cJSON *json = checkpoint_load_state(folder);
-    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "note")), "");
-    cJSON_Delete(json);
-    assert_false(exists(run, "step_00000001.tmp"));
+    assert_int_equal(rename(folder, joined(run, "first")), 0);
+    assert_int_equal(symlink("first", folder), 0);
+    for (int i = 0; i < 2; i++) {
+        save_step(run, 1, i ? "second" : "again");
+        cJSON *json = checkpoint_load_state(folder);
+        assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "note")), i ? "second" : "again");
+        cJSON_Delete(json);
+        assert_true(is_folder(folder));
+        assert_false(exists(run, "step_00000001.tmp") || exists(run, "step_00000001.old"));
+        assert_true(exists(run, "first/state.json"));
+    }
+    make_folder(run, "step_00000002");
+    assert_stops(1, "step_00000002': Directory not empty", save_step_2, (void *)run);
+    assert_true(exists(run, "step_00000002/junk"));
+    assert_false(exists(run, "step_00000002.tmp") || exists(run, "step_00000002.old"));
+}
+
+static void check_to_resume(void *folder) { checkpoint_check((const char *)folder, "RUN", true); }
+static void check_weights(void *folder) { checkpoint_check((const char *)folder, "RUN", false); }
+
+// The error names the file, the checkpoint before it, and the command that resumes from it.
+static void test_damaged(void **state) {
+    (void)state;
+    const char *run = new_run("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
+    char words[2048];
+    check_to_resume((void *)folder);
+    write_text(joined(folder, "optimizer.safetensors"), "cut");
+    check_weights((void *)folder);
+    snprintf(words, sizeof words,
+             "; `mv %s %s.damaged && ./train_gpt2 -o RUN -y 1` resumes from '%s', the checkpoint before it\n", folder,
+             folder, before);
+    assert_stops(2, words, check_to_resume, (void *)folder);
+    assert_stops(2, "is damaged: optimizer.safetensors has 3 bytes, expected", check_to_resume, (void *)folder);
+    unlink(joined(folder, "config.json"));
+    snprintf(words, sizeof words,
+             "-e: checkpoint '%s' is damaged: config.json could not be read: No such file or "
+             "directory; give -e %s, the checkpoint before it",
+             folder, before);
+    assert_stops(2, words, check_weights, (void *)folder);
+    unlink(joined(before, "model.safetensors"));
+    assert_stops(2, "there is none before it: copy it again", check_to_resume, (void *)before);
+    unlink(joined(folder, "state.json"));
+    check_weights((void *)folder);  // of a folder that is no checkpoint
+    assert_stops(2, "is damaged: ", check_to_resume, (void *)folder);
 }
 
 // ---- JSON files
@@ -1067,8 +1113,7 @@ static void save_among_others(void *argument) {
     ModelState s = random_model(&c, 1);
     s.world = lone_rank(save->rank, 5);
     said_by_others = save->others;
-    cJSON *nothing = cJSON_CreateObject();
-    checkpoint_save(save->run, 1, &s, nothing);
+    save_model(save->run, 1, &s, NULL);
 }
 
 // The error names the failed rank and a remedy, and no folder is left.
@@ -1090,7 +1135,7 @@ static void test_failed_rank_is_named(void **state) {
         char words[1024], name[32];
         snprintf(name, sizeof name, "named%zu", i);
         FailedSave save = {new_run(name), cases[i].rank, {0}};
-        if (cases[i].rank == 0) { save.others[3] = (long long)cases[i].error << 32 | cases[i].culprit; }
+        if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
         snprintf(words, sizeof words,
                  "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
                  "resume with -y 1\n",
@@ -1302,47 +1347,55 @@ static void test_lying_configs(void **state) {
     }
 }
 
-static void test_broken_configs(void **state) {
+static void test_broken_files(void **state) {
     (void)state;
-    static const char *const texts[] = {"", "[]", "2", "{\"n_layer\":2,", "{\"n_layer\" 2}"};
-    const char *folder = save_step(new_run("broken"), 1, ""), *path = joined(folder, "config.json");
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        write_text(path, texts[i]);
-        assert_stops(2, "not a JSON object", open_model, (void *)folder);
-    }
-    write_text(path, "{}");
-    assert_stops(2, "no number named \"n_layer\"", open_model, (void *)folder);
-    unlink(path);  // the shape is then read off the tensors, but 8 channels are no heads of 64
-    assert_stops(2, "put a config.json with n_head beside it", open_model, (void *)folder);
-}
-
-static void test_broken_weights(void **state) {
-    (void)state;
-    static const off_t lengths[] = {0, 7, 100, 2000};
-    const char *folder = save_step(new_run("cut"), 1, ""), *path = joined(folder, "model.safetensors");
-    struct stat info;
-    assert_int_equal(stat(path, &info), 0);
-    assert_int_equal(truncate(path, info.st_size - 1), 0);
-    assert_stops(2, "bytes of data, expected", open_model, (void *)folder);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        assert_int_equal(truncate(path, lengths[i]), 0);
-        assert_stops(2, path, open_model, (void *)folder);
-    }
-    unlink(path);
-    assert_stops(2, "No such file", open_model, (void *)folder);
+    enum { DELETED = -1, SHORTER = -2 };  // or the bytes that are left, else `text` replaces the file
+    static const struct {
+        const char *file, *text;
+        int left;
+        void (*load)(void *folder);
+        const char *says;
+    } cases[] = {
+        {"config.json", "", 0, open_model, "config.json' is not a JSON object"},
+        {"config.json", "[]", 0, open_model, "config.json' is not a JSON object"},
+        {"config.json", "2", 0, open_model, "config.json' is not a JSON object"},
+        {"config.json", "{\"n_layer\":2,", 0, open_model, "config.json' is not a JSON object"},
+        {"config.json", "{\"n_layer\" 2}", 0, open_model, "config.json' is not a JSON object"},
+        {"config.json", "{}", 0, open_model, "no number named \"n_layer\""},
+        // the shape is then read off the tensors, but 8 channels are no heads of 64
+        {"config.json", NULL, DELETED, open_model, "put a config.json with n_head beside it"},
+        {"model.safetensors", NULL, SHORTER, open_model, "bytes of data, expected"},
+        {"model.safetensors", NULL, 2000, open_model, "model.safetensors'"},
+        {"model.safetensors", NULL, 100, open_model, "model.safetensors'"},
+        {"model.safetensors", NULL, 7, open_model, "model.safetensors'"},
+        {"model.safetensors", NULL, 0, open_model, "model.safetensors'"},
+        {"model.safetensors", NULL, DELETED, open_model, "No such file"},
+        {"optimizer.safetensors", "cut", 0, load_checkpoint, "optimizer.safetensors'"},
+        {"optimizer.safetensors", NULL, DELETED, load_checkpoint, "No such file"},
+        {"state.json", "", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", "[1]", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", "{\"step\":1", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", "null", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", "{\"step\":1}}", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", "{} 0", 0, load_state, "state.json' is not a JSON object"},
+        {"state.json", NULL, DELETED, load_state, "state.json' is missing"},
+    };
+    const char *run = new_run("broken");
     assert_stops(2, "No such file", open_model, (void *)temp_path("no_such_folder"));
-}
-
-static void test_broken_state(void **state) {
-    (void)state;
-    const char *folder = save_step(new_run("state"), 1, ""), *path = joined(folder, "state.json");
-    static const char *const texts[] = {"", "[1]", "{\"step\":1", "null", "{\"step\":1}}", "{} 0"};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        write_text(path, texts[i]);
-        assert_stops(2, "state.json' is not a JSON object", load_state, (void *)folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *folder = save_step(run, 1, ""), *path = joined(folder, cases[i].file);
+        struct stat info;
+        assert_int_equal(stat(path, &info), 0);
+        if (cases[i].text) {
+            write_text(path, cases[i].text);
+        } else if (cases[i].left == DELETED) {
+            unlink(path);
+        } else {
+            assert_int_equal(truncate(path, cases[i].left == SHORTER ? info.st_size - 1 : cases[i].left), 0);
+        }
+        assert_stops(2, cases[i].says, cases[i].load, (void *)folder);
+        remove_checkpoint(folder);
     }
-    unlink(path);
-    assert_stops(2, "state.json' is missing", load_state, (void *)folder);
 }
 
 typedef struct {
@@ -1390,19 +1443,12 @@ static void test_broken_optimizer(void **state) {
     GPT2Config other = small_config();
     config_set_vocab(&other, V + 1);
     ModelState s = random_model(&other, 1);
-    cJSON *nothing = cJSON_CreateObject();
-    checkpoint_save(run, 2, &s, nothing);
+    save_model(run, 2, &s, NULL);
     assert_int_equal(rename(joined(joined(run, "step_00000002"), "optimizer.safetensors"), path), 0);
     assert_stops(2, "tensor m.wte.weight has another shape", load_checkpoint, (void *)folder);
     unlink(path);
     assert_int_equal(link(joined(folder, "model.safetensors"), path), 0);
     assert_stops(2, "has no tensor m.wte.weight", load_checkpoint, (void *)folder);
-    unlink(path);
-    write_text(path, "cut");
-    assert_stops(2, path, load_checkpoint, (void *)folder);
-    unlink(path);
-    assert_stops(2, "No such file", load_checkpoint, (void *)folder);
-    cJSON_Delete(nothing);
     free_model(&s);
 }
 
@@ -1579,8 +1625,9 @@ int main(void) {
         cmocka_unit_test(test_config_written),
         cmocka_unit_test(test_tokenizer_saved),
         cmocka_unit_test(test_bytes_promised),
-        cmocka_unit_test(test_leftovers_are_removed),
-        cmocka_unit_test(test_saved_twice),
+        cmocka_unit_test(test_leftovers),
+        cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_json_is_whole_or_as_before),
         cmocka_unit_test(test_try_read_json),
         cmocka_unit_test(test_full_disk),
@@ -1592,9 +1639,7 @@ int main(void) {
         cmocka_unit_test(test_mark_done),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),
-        cmocka_unit_test(test_broken_configs),
-        cmocka_unit_test(test_broken_weights),
-        cmocka_unit_test(test_broken_state),
+        cmocka_unit_test(test_broken_files),
         cmocka_unit_test(test_json_whole),
         cmocka_unit_test(test_broken_optimizer),
         cmocka_unit_test(test_hugging_face_file),

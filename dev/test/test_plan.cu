@@ -680,18 +680,6 @@ static void test_link_bytes_of_a_forward(void **state) {
     assert_true(bytes.up == 0 && bytes.down == 0);
 }
 
-// State in host memory is saved without a copy, so --fit counts none.
-static void test_no_copy_of_offloaded_state(void **state) {
-    (void)state;
-    for (int stage = OFFLOAD_OPTIMIZER; stage <= OFFLOAD_INPUTS; stage++) {
-        ModelOptions p = offloading(2, 0);
-        p.copies_state = true;
-        options_set_offload(&p, stage);
-        ModelOptions without = offloading(2, stage);
-        assert_int_equal(gpt2_plan_both(&gpt2_124m, &p).host, gpt2_plan_both(&gpt2_124m, &without).host);
-    }
-}
-
 // Copies that take less time than the computation cost nothing; of a slow link, they are the whole time.
 static void test_estimate_of_copies(void **state) {
     (void)state;
@@ -954,7 +942,6 @@ int main(void) {
         cmocka_unit_test(test_offload_figures),
         cmocka_unit_test(test_link_bytes_of_micro_steps),
         cmocka_unit_test(test_link_bytes_of_a_forward),
-        cmocka_unit_test(test_no_copy_of_offloaded_state),
         cmocka_unit_test(test_estimate_of_copies),
         cmocka_unit_test(test_fit_offloads_last),
         cmocka_unit_test(test_fit_in_the_memory_of_the_host),

@@ -835,7 +835,8 @@ static void save_in(const char *folder, GPT2 *m, Comm *world) {
     if (world->rank == 0) { mkdir(folder, 0777); }
     comm_barrier(world);
     state.world = m->groups.world;
-    checkpoint_save(folder, 1, &state, nothing);
+    uint32_t crcs[2];
+    checkpoint_save(folder, "step_00000001", &state, nothing, true, crcs);
     cJSON_Delete(nothing);
 }
 
@@ -1007,7 +1008,7 @@ static int run_fault(char **arguments, int argc, char **argv) {
     while (run.step < run.max_steps) {
         advance(&run);
         check_replicas_agree(&run.model);
-        if (due(run.step, args.checkpoint_every, false)) { save_checkpoint(&run, true); }
+        if (due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
     }
     run_close(&run);
     comm_close(host);

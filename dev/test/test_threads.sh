@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ThreadSanitizer over the trainer's threads (OpenMP, the reader of data, --tokenize, the watchdog, the saver) and over
+# ThreadSanitizer over the trainer's threads (OpenMP, the reader of data, --tokenize, the watchdog) and over
 # the emulator's, and over the same code without one of its locks or atomic stores.   dev/test/test_threads.sh
 # `make test-all` builds the programs, with clang. Archer, a part of clang's OpenMP library, tells ThreadSanitizer of
 # the barriers between threads. MPI is left out, since it is compiled without ThreadSanitizer.
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit
 programs=$(realpath -m build/tsan) archer=$(compgen -G '/usr/lib/llvm-*/lib/libarcher.so' | sort -V | tail -n 1)
 if [ ! -x build/tsan/train_gpt2 ] || [ -z "$archer" ]; then
     echo "no build/tsan/train_gpt2 or no Archer (clang, libomp-dev): ThreadSanitizer is left out"
-    echo "[  SKIPPED ] 12 test(s)."
+    echo "[  SKIPPED ] 11 test(s)."
     exit 0
 fi
 folder=$(mktemp -d)
@@ -113,13 +113,4 @@ report "found: the reader of data without a lock" "$(
 report "found: the watchdog without a lock" "$(
     without 'pthread_mutex_(un)?lock' watch_enter llmc/parallel/comm_watch.h test_comm.c
 )"
-report "found: the saver's thread with a plain store of thread_ended" "$(
-    cd "$folder/tree" || exit
-    sed -i -E 's/__atomic_store_n\(&(.*->thread_ended), true, __ATOMIC_RELEASE\);/\1 = true;/' llmc/run/saver.h
-    grep -q 'thread_ended = true;' llmc/run/saver.h || echo "saver.h has no such store"
-    build "$folder/mutant" train_gpt2.cu -DPRECISION_FP32 -x c &&
-        found saver_thread "$folder/mutant" -i "$folder/text" -e l1h1c8 -b 1 -t 8 -x 60 -n 4 -v 0 -s 0 \
-            -o "$folder/saves"
-)"
-
 end_tests

@@ -5,23 +5,23 @@ A checkpoint is a folder RUN/step_00000100 with
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
   manifest.json                     the size and the CRC32C of each file (manifest.h)
-A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all (checkpoint_save.h). All
-ranks write to it and read from it, so RUN must be one folder that every rank sees.
-RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
-folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
+RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
+(llmc/run/evaluations.h).
+A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. A checkpoint that is
+replaced is step_00000100.old until the new one has its name. All ranks write to a checkpoint and read from it, so RUN
+must be one folder that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_best_file,
-         checkpoint_path, create_done_file, save_advice, checkpoint_bytes, checkpoint_list_or_stop,
-         checkpoint_latest, checkpoint_of_run, checkpoint_sync_done, checkpoint_prune, checkpoint_load,
+defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,
+         checkpoint_bytes, checkpoint_list_or_stop, checkpoint_latest, checkpoint_of_run, checkpoint_sync_done,
+         checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check, checkpoint_load,
          checkpoint_load_state
 */
 #pragma once
 #include "llmc/files/hugging_face.h"
+#include "llmc/files/manifest.h"
 #include "llmc/files/model_state.h"
-#include <dirent.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -133,21 +133,32 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// Deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind, and the files of
-// check_shared_folder.
+// whether a name is that of a checkpoint, followed by `suffix`
+static inline bool is_checkpoint_name(const char *name, const char *suffix) {
+    bool best = strncmp(name, "best", 4) == 0 && strcmp(name + 4, suffix) == 0;
+    return best || checkpoint_step(name, suffix) >= 0;
+}
+
+static inline bool is_folder(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back a checkpoint whose
+// replacement was killed between two renames. best_a and best_b are of older versions, in which `best` was a link.
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        char path[PATH_LENGTH];
-        bool best = strcmp(entry->d_name, "best_a.tmp") == 0 || strcmp(entry->d_name, "best_b.tmp") == 0;
-        bool mark = strncmp(entry->d_name, "mark_", 5) == 0 && strstr(entry->d_name, ".tmp");
-        if (!best && !mark && checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
-        format_path(path, "%s/%s", run_dir, entry->d_name);
-        if (mark) {
-            unlink(path);
-        } else {
-            remove_folder(path);
-        }
+        char path[PATH_LENGTH], replaced[PATH_LENGTH], best[PATH_LENGTH];
+        const char *name = entry->d_name;
+        format_path(path, "%s/%s", run_dir, name);
+        format_path(best, "%s/best", run_dir);
+        bool old_best = (strcmp(name, "best_a") == 0 || strcmp(name, "best_b") == 0) && is_folder(best);
+        if (strncmp(name, "mark_", 5) == 0 && strstr(name, ".tmp")) { unlink(path); }
+        if (is_checkpoint_name(name, ".tmp") || old_best) { remove_folder(path); }
+        if (!is_checkpoint_name(name, ".old")) { continue; }
+        format_path(replaced, "%.*s", (int)(strlen(path) - strlen(".old")), path);
+        if (access(replaced, F_OK) == 0 || rename(path, replaced) != 0) { remove_folder(path); }
     }
     if (dir) { closedir(dir); }
 }
@@ -231,37 +242,17 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
-// name = the target of the link RUN/best: step_NNNNNNNN, best_a or best_b. "" if there is no link, or if the link leads
-// elsewhere: a run directory of someone else's must not have files read, written or deleted there.
-static inline void checkpoint_best(char name[32], const char *run_dir) {
-    char link[PATH_LENGTH];
-    format_path(link, "%s/best", run_dir);
-    ssize_t length = readlink(link, name, 31);
-    name[length > 0 ? length : 0] = 0;
-    bool inside = checkpoint_step(name, "") >= 0 || strcmp(name, "best_a") == 0 || strcmp(name, "best_b") == 0;
-    if (!inside) { *name = 0; }
-}
-
-// path = RUN/best/FILE, unless RUN/best is a link that leads elsewhere. Returns whether the file is there. In a copy of
-// a run, RUN/best may be a folder.
-static inline bool checkpoint_best_file(char *path, const char *run_dir, const char *file) {
-    char best[32], link[PATH_LENGTH], target;
-    format_path(link, "%s/best", run_dir);
-    checkpoint_best(best, run_dir);
-    format_path(path, "%s/%s", link, file);
-    return (*best || readlink(link, &target, 1) < 0) && access(path, F_OK) == 0;
-}
-
 // folder = the last checkpoint of a run, or without any the one with the lowest validation loss, or "". Returns whether
 // there is one.
 static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     char weights[PATH_LENGTH];
     long long latest = checkpoint_latest(run_dir);
-    *folder = 0;
+    format_path(folder, "%s/best", run_dir);
+    format_path(weights, "%s/model.safetensors", folder);
     if (latest >= 0) {
         checkpoint_path(folder, run_dir, latest);
-    } else if (checkpoint_best_file(weights, run_dir, "model.safetensors")) {
-        format_path(folder, "%s/best", run_dir);
+    } else if (access(weights, F_OK) != 0) {
+        *folder = 0;
     }
     return *folder != 0;
 }
@@ -301,17 +292,38 @@ static inline void checkpoint_sync_done(const char *run_dir, long long pending) 
     free(steps);
 }
 
+// Creates DONE_NNNNNNNN for a checkpoint that is whole. All ranks call it; rank 0 creates the file. last: the run ends
+// now, and a failure is an error, else a warning.
+static inline void checkpoint_mark_done(const char *run_dir, long long step, Comm *world, bool last) {
+    bool first = !world || world->rank == 0;
+    char path[PATH_LENGTH], who[32];
+    int failed_rank, error = agree_on_error(first ? create_done_file(run_dir, step) : 0, world, &failed_rank);
+    if (!error) { return; }
+    done_path(path, run_dir, step);
+    if (last) {
+        await_failed_rank(who, failed_rank, world);
+        run_error("%scould not create '%s': %s; the checkpoint of that step is whole: %s, then resume with -y 1", who,
+                  path, strerror(error), save_advice(error));
+    }
+    if (first) {
+        fprintf(stderr, "train_gpt2: warning: could not create '%s': %s; the checkpoint of that step is whole\n", path,
+                strerror(error));
+    }
+}
+
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
-// The target of RUN/best stays.
+// In a run that an older version began, RUN/best may be a link to a checkpoint, which stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
+    char path[PATH_LENGTH];
+    struct stat best, info;
     long long *steps;
-    char best[32];
-    checkpoint_best(best, run_dir);
+    format_path(path, "%s/best", run_dir);
+    if (stat(path, &best) != 0) { best.st_ino = 0; }
     int count = checkpoint_list(run_dir, &steps), minor = 0;
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
-        if (minor++ < keep || checkpoint_step(best, "") == steps[i]) { continue; }
-        char path[PATH_LENGTH];
+        checkpoint_path(path, run_dir, steps[i]);
+        if (minor++ < keep || (stat(path, &info) == 0 && info.st_ino == best.st_ino)) { continue; }
         done_path(path, run_dir, steps[i]);
         unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
@@ -320,7 +332,134 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
     free(steps);
 }
 
+// ---- saving
+
+static const char *const tensor_files[] = {"model.safetensors", "optimizer.safetensors"};
+
+// Writes the files of a checkpoint into a new folder. All ranks call it. sums: output, of tensor_files. Returns 0 or an
+// errno, the same on all ranks.
+static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, Crc32cSum sums[2],
+                                   int *failed_rank) {
+    const OptimizerState *o = &s->optimizer;
+    const void *masters = o->remainder ? (const void *)o->params : o->master;
+    const TensorFamily weights[] = {{"", o->params, NULL, DT_FLOATX, false}};
+    const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
+                                      {"v.", o->v, NULL, o->moments, false},
+                                      {"m_scales.", o->m_scales, NULL, DT_F32, true},
+                                      {"v_scales.", o->v_scales, NULL, DT_F32, true},
+                                      {"master.", masters, o->remainder, DT_REAL, false}};
+    bool first = is_first_rank(s);
+    char path[PATH_LENGTH];
+    int error = agree_on_error(first && mkdir(folder, FOLDER_MODE) != 0 ? errno : 0, s->world, failed_rank);
+    format_path(path, "%s/%s", folder, tensor_files[0]);
+    if (!error) { error = families_save(path, weights, 1, s, &sums[0], failed_rank); }
+    format_path(path, "%s/%s", folder, tensor_files[1]);
+    if (!error) { error = families_save(path, optimizer, 5, s, &sums[1], failed_rank); }
+    if (error) { return error; }
+    if (first) { error = hugging_face_write(folder, s->config, s->tokenizer); }
+    format_path(path, "%s/state.json", folder);
+    if (first && !error) { error = write_json(path, state); }
+    if (first && !error) { error = manifest_write(folder, tensor_files, sums, 2); }
+    if (first && !error) { error = sync_folder(folder); }
+    return agree_on_error(error, s->world, failed_rank);
+}
+
+// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing one is FOLDER.old meanwhile, and comes back
+// after a failure. Returns 0 or an errno.
+static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
+    char old[PATH_LENGTH], state[PATH_LENGTH], target;
+    format_path(old, "%s.old", folder);
+    format_path(state, "%s/state.json", folder);
+    bool is_ours = access(state, F_OK) == 0 || readlink(folder, &target, 1) >= 0;  // a link: of an older version
+    bool replaces = is_ours && rename(folder, old) == 0;
+    int error = rename(aside, folder) == 0 ? 0 : errno;
+    if (!error) {
+        error = sync_folder(run_dir);
+        // a power cut could undo the rename, and older checkpoints would be pruned by then
+        if (error && rename(folder, aside) != 0) { return errno; }
+    }
+    if (error && replaces && rename(old, folder) != 0) { return errno; }
+    if (!error && replaces) { remove_folder(old); }
+    return error;
+}
+
+// Reports a save that failed. The last save of a run has no retry, so the run stops.
+static inline void checkpoint_save_failed(const char *folder, int error, int failed_rank, Comm *world, bool last) {
+    char who[32] = "";
+    if (last) {
+        await_failed_rank(who, failed_rank, world);
+        run_error("%scould not save checkpoint '%s': %s; the checkpoints before it are whole: %s, then resume with "
+                  "-y 1",
+                  who, folder, strerror(error), save_advice(error));
+    }
+    if (world && world->rank > 0) { return; }
+    if (world && world->size > 1) { snprintf(who, sizeof who, "rank %d ", failed_rank); }
+    fflush(stdout);
+    fprintf(stderr,
+            "train_gpt2: warning: %scould not save checkpoint '%s': %s; the checkpoints before it are whole, and the "
+            "run goes on: %s before the next save\n",
+            who, folder, strerror(error), save_advice(error));
+}
+
+// Saves RUN/name. All ranks call it. crcs: output, the CRC32C of tensor_files. False after a failure: the earlier
+// checkpoints are whole, and rank 0 has printed a warning. last: a failure stops the run with exit 1.
+static inline bool checkpoint_save(const char *run_dir, const char *name, const ModelState *s, const cJSON *state,
+                                   bool last, uint32_t crcs[2]) {
+    char folder[PATH_LENGTH], aside[PATH_LENGTH];
+    Crc32cSum sums[2];
+    int failed_rank;
+    bool first = is_first_rank(s);
+    format_path(folder, "%s/%s", run_dir, name);
+    format_path(aside, "%s.tmp", folder);
+    if (first) { remove_unfinished(run_dir); }
+    int error = checkpoint_write(aside, s, state, sums, &failed_rank);
+    if (!error) {
+        error = agree_on_error(first ? checkpoint_rename(aside, folder, run_dir) : 0, s->world, &failed_rank);
+    }
+    if (error && first) { remove_folder(aside); }
+    if (error && s->world) { comm_barrier(s->world); }  // the exit of a rank must not end rank 0 before the deletion
+    if (error) { checkpoint_save_failed(folder, error, failed_rank, s->world, last); }
+    for (int i = 0; i < 2 && !error; i++) { crcs[i] = crc32c_total(&sums[i]); }
+    return !error;
+}
+
 // ---- loading
+
+// before = the checkpoint of the same run before the one in `folder`, or ""
+static inline void checkpoint_before(char *before, const char *folder) {
+    char run_dir[PATH_LENGTH] = ".";
+    const char *slash = strrchr(folder, '/');
+    if (slash) { format_path(run_dir, "%.*s", (int)(slash - folder), folder); }
+    long long *steps, step = checkpoint_step(slash ? slash + 1 : folder, "");
+    int count = checkpoint_list(run_dir, &steps);
+    *before = 0;
+    for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run_dir, steps[i]); }
+    free(steps);
+}
+
+// Stops at a checkpoint that disagrees with its manifest, and names the checkpoint before it. resumes: the command is a
+// -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
+// state.json is no checkpoint.
+static inline void checkpoint_check(const char *folder, const char *run_dir, bool resumes) {
+    char state[PATH_LENGTH], before[PATH_LENGTH], why[512];
+    format_path(state, "%s/state.json", folder);
+    if (!resumes && access(state, F_OK) != 0) { return; }
+    if (manifest_agrees(folder, resumes ? NULL : tensor_files[1], why, sizeof why)) { return; }
+    checkpoint_before(before, folder);
+    if (!*before) {
+        input_error("checkpoint '%s' is damaged: %s; there is none before it: copy it again, or begin a new run from "
+                    "other weights with -e and another -o",
+                    folder, why);
+    }
+    if (resumes) {
+        input_error("checkpoint '%s' is damaged: %s; `mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', "
+                    "the checkpoint before it",
+                    folder, why, folder, folder, run_dir, before);
+    }
+    input_error("-e: checkpoint '%s' is damaged: %s; give -e %s, the checkpoint before it, or delete %s/" MANIFEST
+                " if you changed the file",
+                folder, why, before, folder);
+}
 
 // prints a note for each conversion of the optimizer state
 static inline void note_conversions(const ModelFile *optimizer, const ModelState *s, bool masters_missing) {
@@ -348,8 +487,7 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     ModelFile optimizer = {model->config, safetensors_open(path), "", false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
-    moments_load(&optimizer, false, s);
-    moments_load(&optimizer, true, s);
+    moments_load(&optimizer, s);
     if (rounded && has_masters) {
         weights_load(&optimizer, "master.", s);
     } else {

@@ -1,7 +1,7 @@
 /*
 The state of a model on its device, written to files and read back.
-defines: ModelState, is_first_rank, agree_on_error, TensorFamily, families_open, families_write, weights_store,
-         weights_load, moments_store, moments_load
+defines: ModelState, is_first_rank, agree_on_error, StoredTensor, TensorFamily, families_save, stored_tensor,
+         read_range, weights_store, weights_load, moments_store, moments_load
 
 A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
 it updates (layout.h), so any number of ranks can resume from a file.
@@ -63,60 +63,95 @@ static inline ParamRange range_chunk(ParamRange range, size_t done, bool transpo
     return chunk;
 }
 
-// ---- transposed tensors: a column of the slice is adjacent in the file
+// ---- between a file and host memory
 
-// the rows of a slice that both a range and a rectangle of the slice reach
-static inline Range range_rows(ParamRange range, const Slice *slice, int rectangle) {
-    size_t first = range.offset / slice->cols, end = (range.offset + range.count + slice->cols - 1) / slice->cols;
-    Range reached = {first, end - first};
-    Range rows = {rectangle_local(slice, rectangle) / slice->cols, slice->rectangle_rows};
-    return range_intersect(reached, rows);
+// One tensor of a file: of `writer` if it is set, else of the open `file`.
+typedef struct {
+    ParamId id;
+    bool transposed;  // the file has (in, out), memory (out, in)
+    size_t size;      // bytes of an element in host memory
+    SafeTensorsWriter *writer;
+    int index;  // of the tensor in *writer
+    const ModelFile *file;
+    const SafeTensor *tensor;
+    // moments of 8 bits are read as codes; else scales is NULL, and elements are converted to `real`
+    const SafeTensor *scales;  // of `slices` slices, one after another
+    int slices;
+} StoredTensor;
+
+// elements [first, first + count) in the order of the file
+static inline void move_elements(const StoredTensor *t, size_t first, unsigned char *host, size_t count) {
+    if (t->writer) {
+        safetensors_write(t->writer, t->index, first * t->size, host, count * t->size);
+    } else if (t->scales) {
+        safetensors_read(&t->file->file, t->tensor, first, host, count);
+    } else {
+        safetensors_read_real(&t->file->file, t->tensor, first, (real *)host, count);
+    }
 }
 
-// Column c of a rectangle, cut to the range: elements [global, global + count) of the tensor in the file, and [local,
-// local + count) of a buffer (rectangle_cols, range_rows) that holds the transposed rectangle. range_rows is not
-// empty.
-static inline SliceRange column_range(ParamRange range, const Slice *slice, int rectangle, size_t c) {
-    Range rows = range_rows(range, slice, rectangle);
-    size_t local = rectangle_local(slice, rectangle), global = rectangle_global(slice, rectangle);
-    size_t first = rows.offset, end = rows.offset + rows.count, col = local % slice->cols + c;
-    if (first * slice->cols + col < range.offset) { first++; }
-    if ((end - 1) * slice->cols + col >= range.offset + range.count) { end--; }
-    size_t global_row = global / slice->global_cols + first - local / slice->cols;
-    size_t global_col = global % slice->global_cols + c;
-    SliceRange column = {c * rows.count + first - rows.offset, global_col * slice->global_rows + global_row,
-                         end - first};
+// The elements of column c of a rectangle that are in a range of the slice. They are adjacent in a transposed file, and
+// in a buffer (rectangle_cols, rectangle_rows), whose offsets are the `local` ones here.
+static inline SliceRange column_of_range(ParamRange range, const Slice *s, int rectangle, size_t c) {
+    size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
+    size_t top = local / cols, col = local % cols + c;
+    // element (row, col) is in the range if range.offset <= row * cols + col < range.offset + range.count
+    size_t first = (range.offset + cols - 1 - col) / cols, end = (range.offset + range.count + cols - 1 - col) / cols;
+    Range in_range = {first, end - first}, in_rectangle = {top, s->rectangle_rows};
+    Range rows = range_intersect(in_range, in_rectangle);
+    SliceRange column = {0, 0, rows.count};
+    if (rows.count == 0) { return column; }
+    size_t global_row = global / s->global_cols + rows.offset - top, global_col = global % s->global_cols + c;
+    column.local = c * s->rectangle_rows + rows.offset - top;
+    column.global = global_col * s->global_rows + global_row;
     return column;
 }
 
-// The column c of a rectangle and the columns after it that are adjacent in the file, as one range. Of a whole tensor
-// that is all columns. Returns the column after them.
-static inline size_t adjacent_columns(SliceRange *adjacent, ParamRange range, const Slice *slice, int rectangle,
-                                      size_t c) {
-    *adjacent = column_range(range, slice, rectangle, c);
-    for (c++; c < slice->rectangle_cols; c++) {
-        SliceRange next = column_range(range, slice, rectangle, c);
-        if (next.global != adjacent->global + adjacent->count) { break; }
-        adjacent->count += next.count;
-    }
-    return c;
-}
-
-// to_columns: columns (rectangle_cols, range_rows) = the transposed rectangle of elements (range.count). Else the
-// inverse.
+// to_columns: the buffer `columns` = elements (range.count), transposed. Else the inverse.
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, ParamRange range,
-                                   const Slice *slice, int rectangle, size_t size) {
-    Range rows = range_rows(range, slice, rectangle);
+                                   const Slice *s, int rectangle, size_t size) {
 #pragma omp parallel for schedule(static)
-    for (size_t c = 0; c < slice->rectangle_cols; c++) {
-        SliceRange column = column_range(range, slice, rectangle, c);
-        size_t row = rows.offset + column.local - c * rows.count;
-        size_t col = rectangle_local(slice, rectangle) % slice->cols + c;
+    for (size_t c = 0; c < s->rectangle_cols; c++) {
+        SliceRange column = column_of_range(range, s, rectangle, c);
+        size_t row = column.local - c * s->rectangle_rows;  // in the rectangle
         for (size_t i = 0; i < column.count; i++) {
+            size_t element = rectangle_local(s, rectangle) + (row + i) * s->cols + c;
             unsigned char *in_column = columns + (column.local + i) * size;
-            unsigned char *in_range = elements + ((row + i) * slice->cols + col - range.offset) * size;
+            unsigned char *in_range = elements + (element - range.offset) * size;
             memcpy(to_columns ? in_column : in_range, to_columns ? in_range : in_column, size);
         }
+    }
+}
+
+// Moves the elements of a range that are in a rectangle of the slice, for a transposed file. Columns that are adjacent
+// in the file, all of a whole tensor, are moved together.
+static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
+                                int rectangle) {
+    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * s->rectangle_rows * t->size);
+    SliceRange run = {0, 0, 0};
+    if (t->writer) { transpose_range(columns, elements, true, range, s, rectangle, t->size); }
+    for (size_t c = 0; c <= s->rectangle_cols; c++) {
+        SliceRange next = {0, 0, 0};
+        if (c < s->rectangle_cols) { next = column_of_range(range, s, rectangle, c); }
+        if (next.count > 0 && next.local == run.local + run.count && next.global == run.global + run.count) {
+            run.count += next.count;
+            continue;
+        }
+        if (run.count > 0) { move_elements(t, run.global, columns + run.local * t->size, run.count); }
+        run = next;
+    }
+    if (!t->writer) { transpose_range(columns, elements, false, range, s, rectangle, t->size); }
+    free(columns);
+}
+
+// Moves a range of a tensor between the file and elements (range.count) in (out, in) order. Padding is not moved.
+static inline void move_range(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s) {
+    if (range.count == 0) { return; }
+    for (int i = 0; t->transposed && i < s->num_rectangles; i++) { move_columns(t, elements, range, s, i); }
+    for (size_t i = 0; !t->transposed && i < slice_num_ranges(s); i++) {
+        SliceRange within = slice_range_within(slice_range(s, i), range.offset, range.count);
+        if (within.count == 0) { continue; }
+        move_elements(t, within.global, elements + (within.local - range.offset) * t->size, within.count);
     }
 }
 
@@ -185,35 +220,6 @@ static inline void family_fetch(void *host, const TensorFamily *family, ParamRan
     device->download(host, (const unsigned char *)family->buffer + offset * size, count * size);
 }
 
-// writes the elements of a range, host (range.count), that are in a rectangle of the slice
-static inline void write_transposed(SafeTensorsWriter *w, int index, unsigned char *host, ParamRange range,
-                                    const Slice *slice, int rectangle, size_t size) {
-    Range rows = range_rows(range, slice, rectangle);
-    if (rows.count == 0) { return; }
-    unsigned char *columns = (unsigned char *)xmalloc(slice->rectangle_cols * rows.count * size);
-    transpose_range(columns, host, true, range, slice, rectangle, size);
-    for (size_t c = 0; c < slice->rectangle_cols;) {
-        SliceRange adjacent;
-        c = adjacent_columns(&adjacent, range, slice, rectangle, c);
-        safetensors_write(w, index, adjacent.global * size, columns + adjacent.local * size, adjacent.count * size);
-    }
-    free(columns);
-}
-
-// writes a range of a tensor, host (range.count), without padding
-static inline void write_range(SafeTensorsWriter *w, int index, unsigned char *host, ParamRange range,
-                               const Slice *slice, bool transposed, size_t size) {
-    for (int i = 0; transposed && i < slice->num_rectangles; i++) {
-        write_transposed(w, index, host, range, slice, i, size);
-    }
-    for (size_t i = 0; !transposed && i < slice_num_ranges(slice); i++) {
-        SliceRange within = slice_range_within(slice_range(slice, i), range.offset, range.count);
-        if (within.count == 0) { continue; }
-        safetensors_write(w, index, within.global * size, host + (within.local - range.offset) * size,
-                          within.count * size);
-    }
-}
-
 // Writes the elements of a family's tensor that this rank owns. Tensor-parallel rank 0 writes a replicated tensor.
 static inline void family_write_tensor(SafeTensorsWriter *w, int index, const TensorFamily *family, const ModelState *s,
                                        const ParamLayout *layout, ParamId id, int layer) {
@@ -233,7 +239,8 @@ static inline void family_write_tensor(SafeTensorsWriter *w, int index, const Te
             size_t first = first_scale + chunk.offset / MOMENT_BLOCK;
             safetensors_write(w, index, first * size, host, moment_blocks(chunk.count) * size);
         } else {
-            write_range(w, index, host, chunk, &layout->slice[id], param_specs[id].transposed, size);
+            const StoredTensor t = {id, param_specs[id].transposed, size, w, index, NULL, NULL, NULL, 1};
+            move_range(&t, host, chunk, &layout->slice[id]);
         }
         free(host);
     }
@@ -256,88 +263,58 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
     safetensors_begin(w);
 }
 
-// Opens *w for the families that have a buffer, in one file. All ranks call it: rank 0 creates the file, then the other
-// ranks open it. Returns 0 or an errno of rank 0, the same on all ranks, and in *failed_rank a rank that has the error.
-static inline int families_open(SafeTensorsWriter *w, const char *path, const TensorFamily *families, int count,
-                                const ModelState *s, int *failed_rank) {
-    memset(w, 0, sizeof *w);
-    if (is_first_rank(s)) {
-        *w = safetensors_create(path);
-        w->shared = s->world && s->world->size > 1;
-        families_begin(w, families, count, s);
+// the XOR of a number of every rank
+static inline uint32_t xor_over_ranks(uint32_t number, Comm *world) {
+    uint32_t all = world ? 0 : number;
+    for (int rank = 0; world && rank < world->size; rank++) {
+        all ^= (uint32_t)comm_max(rank == world->rank ? (long long)number : 0, world);
     }
-    int error = agree_on_error(w->error, s->world, failed_rank);
-    if (!is_first_rank(s)) {
-        *w = safetensors_join(path);
-        families_begin(w, families, count, s);
-    }
-    return error;
+    return all;
 }
 
-// Writes the elements that this rank owns, of families opened with families_open. Communicates with no rank. Call
-// safetensors_finish after it.
-static inline void families_write(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
-    for (int i = 0, index = 0; i < count; i++) {
+// Writes a file of the families that have a buffer. All ranks call it: rank 0 creates the file, and each rank writes
+// the elements that it owns. *sum: output, of the whole file. Returns 0 or an errno, the same on all ranks, and in
+// *failed_rank a rank that has it.
+static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
+                                Crc32cSum *sum, int *failed_rank) {
+    SafeTensorsWriter w;
+    bool first = is_first_rank(s);
+    memset(&w, 0, sizeof w);
+    if (first) {
+        w = safetensors_create(path);
+        w.shared = s->world && s->world->size > 1;
+        families_begin(&w, families, count, s);
+    }
+    int error = agree_on_error(w.error, s->world, failed_rank);
+    if (!first) {
+        w = safetensors_join(path);
+        families_begin(&w, families, count, s);
+    }
+    for (int i = 0, index = 0; i < count && !error; i++) {
         if (!families[i].buffer) { continue; }
-        family_write(w, &families[i], s, index);
+        family_write(&w, &families[i], s, index);
         index += num_param_tensors(s->config);
     }
+    *sum = w.sum;
+    int own = safetensors_finish(&w);
+    if (!error) { error = agree_on_error(own, s->world, failed_rank); }
+    if (!error) { sum->sum = xor_over_ranks(sum->sum, s->world); }
+    return error;
 }
 
 // ---- reading
 
-// one tensor of a file
-typedef struct {
-    const ModelFile *file;
-    const SafeTensor *tensor;
-    ParamId id;
-    bool codes;                // elements are read as 8-bit codes, else converted to `real`
-    const SafeTensor *scales;  // of the codes; of `slices` slices, one after another
-    int slices;
-} StoredTensor;
-
 static inline StoredTensor stored_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer) {
-    StoredTensor stored = {file, model_tensor(file, prefix, id, layer), id, false, NULL, 1};
-    return stored;
-}
-
-// out (count) = elements [first, first + count), in the order of the file
-static inline void read_elements(const StoredTensor *t, size_t first, void *out, size_t count) {
-    if (t->codes) {
-        safetensors_read(&t->file->file, t->tensor, first, out, count);
-    } else {
-        safetensors_read_real(&t->file->file, t->tensor, first, (real *)out, count);
-    }
-}
-
-// the mirror of write_transposed: fills the elements of out (range.count) that are in a rectangle of the slice
-static inline void read_transposed(const StoredTensor *t, unsigned char *out, ParamRange range, const Slice *slice,
-                                   int rectangle, size_t size) {
-    Range rows = range_rows(range, slice, rectangle);
-    if (rows.count == 0) { return; }
-    unsigned char *columns = (unsigned char *)xmalloc(slice->rectangle_cols * rows.count * size);
-    for (size_t c = 0; c < slice->rectangle_cols;) {
-        SliceRange adjacent;
-        c = adjacent_columns(&adjacent, range, slice, rectangle, c);
-        read_elements(t, adjacent.global, columns + adjacent.local * size, adjacent.count);
-    }
-    transpose_range(columns, out, false, range, slice, rectangle, size);
-    free(columns);
+    const SafeTensor *tensor = model_tensor(file, prefix, id, layer);
+    StoredTensor t = {id, model_transposed(file, id), sizeof(real), NULL, 0, file, tensor, NULL, 1};
+    return t;
 }
 
 // A range of a tensor in (out, in) order, with zeros as padding; the caller frees it. Reads no other bytes of the file.
 static inline void *read_range(const StoredTensor *t, ParamRange range, const Slice *slice) {
-    size_t size = t->codes ? 1 : sizeof(real);
-    bool transposed = model_transposed(t->file, t->id);
-    unsigned char *out = (unsigned char *)xcalloc(range.count, size);
-    for (int i = 0; transposed && i < slice->num_rectangles; i++) { read_transposed(t, out, range, slice, i, size); }
-    for (size_t i = 0; !transposed && i < slice_num_ranges(slice); i++) {
-        SliceRange within = slice_range_within(slice_range(slice, i), range.offset, range.count);
-        if (within.count > 0) {
-            read_elements(t, within.global, out + (within.local - range.offset) * size, within.count);
-        }
-    }
-    return out;
+    unsigned char *elements = (unsigned char *)xcalloc(range.count, t->size);
+    move_range(t, elements, range, slice);
+    return elements;
 }
 
 // Stores the weights of a range, numbers (range.count), on the device. With a master or a remainder params are rounded
@@ -355,24 +332,6 @@ static inline void weights_store(const OptimizerState *o, const real *numbers, P
     for (size_t i = 0; i < count; i++) { remainder[i] = remainder_of(numbers[i]); }
     device->upload(o->remainder + range.state, remainder, count * sizeof *remainder);
     free(remainder);
-}
-
-// fills params and masters or remainders, of the elements that this rank updates, from the tensors prefix + name
-static inline void weights_load(const ModelFile *file, const char *prefix, const ModelState *s) {
-    ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
-    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
-        ParamId id = (ParamId)i;
-        for (int layer = 0; layer < param_layers(id, &file->config); layer++) {
-            StoredTensor stored = stored_tensor(file, prefix, id, layer);
-            ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
-            for (size_t done = 0; done < range.count; done += chunk.count) {
-                chunk = range_chunk(range, done, model_transposed(file, id));
-                real *numbers = (real *)read_range(&stored, chunk, &layout.slice[id]);
-                weights_store(&s->optimizer, numbers, chunk, s->device);
-                free(numbers);
-            }
-        }
-    }
 }
 
 // ---- moments: three types in the file, three types in the run
@@ -417,7 +376,7 @@ static inline void moments_store(const OptimizerState *o, bool is_v, const real 
     }
 }
 
-// finds the scales of a tensor of codes and the number of slices they are of; stops unless they are whole
+// Finds the scales of a tensor of codes, and the number of slices that have scales. Stops unless they are whole.
 static inline void find_scales(StoredTensor *t, const char *prefix, int layer) {
     char scales_prefix[16], name[NAME_LENGTH];
     snprintf(scales_prefix, sizeof scales_prefix, "%c_scales.", prefix[0]);
@@ -427,6 +386,7 @@ static inline void find_scales(StoredTensor *t, const char *prefix, int layer) {
     size_t rows = dims == 2 ? scales->shape[0] : 1;
     bool split = rows > 1 && rows <= MAX_CONFIG_NUMBER;
     t->scales = scales;
+    t->size = 1;
     t->slices = split ? (int)rows : 1;
     size_t expected = slice_scales(t->id, &t->file->config, t->slices);
     bool whole = scales && scales->dtype == DT_F32 && dims == (split ? 2 : 1) && scales->shape[dims - 1] == expected;
@@ -464,9 +424,20 @@ static inline void codes_decode(real *numbers, const uint8_t *codes, size_t firs
     }
 }
 
-// decodes a chunk of codes and stores the numbers in the type of the run; scales: all of the tensor
-static inline void codes_convert(const StoredTensor *t, const uint8_t *codes, const float *scales, ParamRange chunk,
-                                 const Slice *slice, const OptimizerState *o, bool is_v, const Device *device) {
+// Stores a chunk of codes: as they are into a run of 8-bit moments with as many slices, else decoded and converted.
+static inline void codes_load(const StoredTensor *t, const uint8_t *codes, ParamRange chunk, const ParamLayout *layout,
+                              const ModelState *s, bool is_v) {
+    const Slice *slice = &layout->slice[t->id];
+    int slices = scale_slices(t->id, layout->sharding.tp_size), rank = slices > 1 ? layout->sharding.tp_rank : 0;
+    size_t per_slice = slice_scales(t->id, &t->file->config, t->slices);
+    if (s->optimizer.moments == DT_U8 && t->slices == slices) {
+        size_t first = (size_t)rank * per_slice + chunk.offset / MOMENT_BLOCK;
+        float *scales = read_scales(t, first, moment_blocks(chunk.count));
+        codes_store(&s->optimizer, is_v, codes, scales, chunk.state, chunk.count, s->device);
+        free(scales);
+        return;
+    }
+    float *scales = read_scales(t, 0, (size_t)t->slices * per_slice);
     real *numbers = (real *)xcalloc(chunk.count, sizeof *numbers);
     for (size_t i = 0; i < slice_num_ranges(slice); i++) {
         SliceRange within = slice_range_within(slice_range(slice, i), chunk.offset, chunk.count);
@@ -474,56 +445,47 @@ static inline void codes_convert(const StoredTensor *t, const uint8_t *codes, co
         size_t at = within.local - chunk.offset;
         codes_decode(numbers + at, codes + at, within.global, within.count, t, scales, is_v);
     }
-    moments_store(o, is_v, numbers, chunk.state, chunk.count, device);
+    moments_store(&s->optimizer, is_v, numbers, chunk.state, chunk.count, s->device);
     free(numbers);
-}
-
-// stores a chunk of codes as they are, with their scales, which belong to slice `slice` of the file
-static inline void codes_copy(const StoredTensor *t, const uint8_t *codes, ParamRange chunk, int slice,
-                              const OptimizerState *o, bool is_v, const Device *device) {
-    size_t first = (size_t)slice * slice_scales(t->id, &t->file->config, t->slices) + chunk.offset / MOMENT_BLOCK;
-    float *scales = read_scales(t, first, moment_blocks(chunk.count));
-    codes_store(o, is_v, codes, scales, chunk.state, chunk.count, device);
     free(scales);
 }
 
-// Fills the elements of one tensor of m or v that this rank updates. Codes are copied bit for bit into a run of 8-bit
-// moments with as many slices, else converted.
-static inline void moments_load_tensor(const StoredTensor *t, ParamRange range, const OptimizerState *o, bool is_v,
-                                       const ParamLayout *layout, const Device *device) {
-    const Slice *slice = &layout->slice[t->id];
-    int slices = scale_slices(t->id, layout->sharding.tp_size);
-    bool copy = t->codes && o->moments == DT_U8 && t->slices == slices, convert = t->codes && !copy;
-    size_t num_scales = (size_t)t->slices * slice_scales(t->id, &t->file->config, t->slices);
-    float *scales = convert ? read_scales(t, 0, num_scales) : NULL;
-    ParamRange chunk;
-    for (size_t done = 0; done < range.count; done += chunk.count) {
-        chunk = range_chunk(range, done, model_transposed(t->file, t->id));
-        void *elements = read_range(t, chunk, slice);
-        if (copy) {
-            codes_copy(t, (uint8_t *)elements, chunk, slices > 1 ? layout->sharding.tp_rank : 0, o, is_v, device);
-        } else if (convert) {
-            codes_convert(t, (uint8_t *)elements, scales, chunk, slice, o, is_v, device);
-        } else {
-            moments_store(o, is_v, (real *)elements, chunk.state, chunk.count, device);
-        }
-        free(elements);
-    }
-    free(scales);
-}
+// ---- loading
 
-// fills the elements of m or v that this rank updates from the tensors m.<name> or v.<name>
-static inline void moments_load(const ModelFile *file, bool is_v, const ModelState *s) {
-    const char *prefix = is_v ? "v." : "m.";
+typedef enum { LOAD_WEIGHTS, LOAD_M, LOAD_V } LoadKind;
+
+// fills the elements that this rank updates from the tensors prefix + name
+static inline void state_load(const ModelFile *file, const char *prefix, LoadKind kind, const ModelState *s) {
     ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, &file->config); layer++) {
-            StoredTensor stored = stored_tensor(file, prefix, id, layer);
-            stored.codes = stored.tensor->dtype == DT_U8;
-            if (stored.codes) { find_scales(&stored, prefix, layer); }
-            ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id));
-            moments_load_tensor(&stored, range, &s->optimizer, is_v, &layout, s->device);
+            StoredTensor t = stored_tensor(file, prefix, id, layer);
+            if (kind != LOAD_WEIGHTS && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
+            ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
+            for (size_t done = 0; done < range.count; done += chunk.count) {
+                chunk = range_chunk(range, done, t.transposed);
+                void *elements = read_range(&t, chunk, &layout.slice[id]);
+                if (kind == LOAD_WEIGHTS) {
+                    weights_store(&s->optimizer, (real *)elements, chunk, s->device);
+                } else if (t.scales) {
+                    codes_load(&t, (uint8_t *)elements, chunk, &layout, s, kind == LOAD_V);
+                } else {
+                    moments_store(&s->optimizer, kind == LOAD_V, (real *)elements, chunk.state, chunk.count, s->device);
+                }
+                free(elements);
+            }
         }
     }
+}
+
+// params and masters or remainders, from the tensors prefix + name
+static inline void weights_load(const ModelFile *file, const char *prefix, const ModelState *s) {
+    state_load(file, prefix, LOAD_WEIGHTS, s);
+}
+
+// the moments m and v, from the tensors m.<name> and v.<name>
+static inline void moments_load(const ModelFile *file, const ModelState *s) {
+    state_load(file, "m.", LOAD_M, s);
+    state_load(file, "v.", LOAD_V, s);
 }

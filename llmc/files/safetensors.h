@@ -17,7 +17,6 @@ Source: the format's description and reference implementation, github.com/huggin
 #include "llmc/common/crc32c.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/floatx.h"
-#include "llmc/common/pace.h"
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -328,7 +327,6 @@ typedef struct {
     SafeTensor *tensors;  // in the order of declaration
     uint64_t *written;    // bytes written so far of each tensor
     Crc32cSum sum;        // of what this rank has written
-    Pace *pace;           // of a thread that writes beside training; NULL: writes without rests
     bool shared;          // other ranks write to the file too
     bool joined;          // another rank has created the file and writes the header
 } SafeTensorsWriter;
@@ -336,15 +334,10 @@ typedef struct {
 static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t bytes, uint64_t offset) {
     const char *from = (const char *)data;
     for (size_t done = 0; done < bytes && !w->error;) {
-        size_t piece = bytes - done < PACE_PIECE ? bytes - done : PACE_PIECE;
-        ssize_t put = pwrite(w->fd, from + done, piece, (off_t)(offset + done));
+        ssize_t put = pwrite(w->fd, from + done, bytes - done, (off_t)(offset + done));
         if (put > 0) {
             crc32c_add(&w->sum, offset + done, from + done, (size_t)put);
             done += (size_t)put;
-            if (w->pace) {  // the disk writes during the rest
-                sync_file_range(w->fd, (off64_t)offset, (off64_t)done, SYNC_FILE_RANGE_WRITE);
-                pace_rest(w->pace);
-            }
         }
         if (put == 0) { w->error = EIO; }
         if (put < 0 && errno != EINTR) { w->error = errno; }

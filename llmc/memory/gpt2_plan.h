@@ -41,7 +41,6 @@ typedef struct {
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
     PlainKernels plain;
     bool pageable_host;  // --offload-pageable: lifetime HOST is not pinned
-    bool copies_state;   // a save copies the state to host memory (run/saver.h)
     int capability;      // Backend.capability()
     double host_link;    // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
 } ModelOptions;
@@ -51,11 +50,9 @@ static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOpt
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
 
-// Sets the stage of --offload. Without a backward no input of a block is read again. State that is in host memory is
-// saved without a copy.
+// Sets the stage of --offload. Without a backward no input of a block is read again.
 static inline void options_set_offload(ModelOptions *o, int stage) {
     o->sharding.offload = stage;
-    if (stage > 0) { o->copies_state = false; }
     o->recompute.offload_inputs = o->training && stage >= OFFLOAD_INPUTS;
 }
 
@@ -104,12 +101,6 @@ typedef struct {
     // ---- host
     int *staged;         // (staging_slots,2,B,T) micro-batches that are being uploaded
     real *read_results;  // (2,2) results of the steps on the device, step n at n % 2
-    // copies_state: a copy of the arrays with these names
-    floatX *copy_params;
-    real *copy_master;
-    int16_t *copy_remainder;
-    void *copy_m, *copy_v;
-    float *copy_m_scales, *copy_v_scales;
 } GPT2Tensors;
 
 // rows of each of `chunks` equal logits chunks, in whole matmul tiles
@@ -177,23 +168,6 @@ static inline void plan_slots(Plan *plan, const ParamLayout *layout, const Model
     if (o->moments == DT_U8) {
         PLAN_ADD(slot_m_scales, SCRATCH, DT_F32, 2, blocks);
         PLAN_ADD(slot_v_scales, SCRATCH, DT_F32, 2, blocks);
-    }
-}
-
-// the copy of a save
-static inline void plan_copy(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
-    ParamLayout layout = param_layout_sharded(c, o->sharding);
-    size_t params = shards_params(&layout.sharding) ? layout.shard : layout.total;
-    size_t count = layout.sharding.stage < 1 ? layout.total : layout.shard, blocks = moment_blocks(count);
-    bool rounded = DT_FLOATX == DT_BF16;
-    PLAN_ADD(copy_params, HOST, DT_FLOATX, params);
-    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(copy_master, HOST, DT_REAL, count); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(copy_remainder, HOST, DT_I16, count); }
-    PLAN_ADD(copy_m, HOST, o->moments, count);
-    PLAN_ADD(copy_v, HOST, o->moments, count);
-    if (o->moments == DT_U8) {
-        PLAN_ADD(copy_m_scales, HOST, DT_F32, blocks);
-        PLAN_ADD(copy_v_scales, HOST, DT_F32, blocks);
     }
 }
 
@@ -285,7 +259,6 @@ static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *o) {
     plan_scratch(&plan, c, o);
     PLAN_ADD_MEMBER(&plan, GPT2Tensors, staged, HOST, DT_I32, (size_t)staging_slots(o), 2, (size_t)o->B, (size_t)o->T);
     PLAN_ADD_MEMBER(&plan, GPT2Tensors, read_results, HOST, DT_REAL, 2, 2);
-    if (o->copies_state) { plan_copy(&plan, c, o); }
     return plan;
 }
 

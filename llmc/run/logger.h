@@ -2,8 +2,8 @@
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: LogFile, log_file_open, log_file_line, log_file_sync, log_file_close, log_file_read, log_file_next_line,
          StepReport, Logger, logger_line_step, logger_results, logger_truncate, logger_open, logger_print, logger_left,
-         logger_line, logger_step, logger_val, logger_hellaswag, logger_stopped, logger_saved, logger_best,
-         logger_clear_line, logger_sync, logger_close
+         logger_line, logger_step, logger_val, logger_hellaswag, logger_stopped, logger_saved, logger_clear_line,
+         logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x; "skipped":"reason" if the update was skipped, and "origin":"finding" of
@@ -386,15 +386,10 @@ static inline void logger_hellaswag(Logger *log, long long step, double accuracy
 // Prints the folder of a checkpoint, the milliseconds that training waited for the save, and the CRC32C of its two
 // files of tensors. Different numbers of two runs show different bits of the weights or of the optimizer state. Equal
 // numbers of different bits have a chance of 2^-32. metrics.jsonl has no line for a checkpoint.
-static inline void logger_saved(const Logger *log, long long step, const char *folder, double paused, uint32_t weights,
-                                uint32_t optimizer) {
-    logger_print(log, step, "saved %s | paused %.1f ms | weights %08x, optimizer %08x", folder, paused, weights,
-                 optimizer);
-}
-
-// RUN/best is now the checkpoint of this step
-static inline void logger_best(const Logger *log, long long step, const char *run_dir) {
-    logger_print(log, step, "lowest validation loss: %s/best is its checkpoint", run_dir);
+static inline void logger_saved(const Logger *log, long long step, const char *run_dir, const char *name, double paused,
+                                const uint32_t crcs[2]) {
+    logger_print(log, step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x", run_dir, name, paused,
+                 crcs[0], crcs[1]);
 }
 
 static inline void logger_close(Logger *log) {

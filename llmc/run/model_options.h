@@ -1,8 +1,8 @@
 /*
 From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the memory of the
 device, and of the host with --offload.
-defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, fit_part_text, fit_flags_text, choose_what_fits,
-         choose_recomputation, check_memory, check_copy_fits, note_pinning
+defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, fit_part_text, fit_flags_text,
+         choose_what_fits, choose_recomputation, check_memory, note_pinning
 */
 #pragma once
 #include "llmc/memory/fit.h"
@@ -83,7 +83,6 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     options_set_offload(&o, o.sharding.offload);
     o.host_link = relative_link(a, backend);
     o.pageable_host = a->offload_pageable != 0 && o.sharding.offload > 0;
-    o.copies_state = o.training && a->checkpoint_every > 0 && !a->save_sync && o.sharding.offload == 0;
     o.classifier_rows = a->classifier_rows;
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];
@@ -424,21 +423,6 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     memory_advice(advice, sizeof advice, a, c, *o, &may, room);
     input_error("the model needs %.1f MiB, and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), advice);
-}
-
-// Without host memory for the copy of a save, saves write the state itself. All ranks decide alike.
-static inline void check_copy_fits(const TrainArgs *a, const GPT2Config *c, ModelOptions *o, Comm *world) {
-    if (!o->copies_state) { return; }
-    size_t room = host_for_each(a, world);
-    Plan plan = gpt2_plan(c, o);
-    size_t copy = plan_bytes(&plan, HOST), others = on_gpu(o) ? 0 : plan_device_bytes(&plan);
-    plan_free(&plan);
-    size_t left = room > others ? room - others : 0;
-    o->copies_state = copy <= left;
-    if (o->copies_state) { return; }
-    printf("note      a copy of the state needs %.1f MiB of host memory, and %.1f are left: saves stop training while "
-           "they write, as with --save-sync 1\n",
-           mebibytes(copy), mebibytes(left));
 }
 
 // Pinning takes seconds. The results of --generate and --eval alone go to stdout.

@@ -5,7 +5,6 @@ defines: ModelSource, model_source, hash_weights, check_trained, default_length,
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/manifest.h"
 #include "llmc/run/train_args.h"
 
 typedef struct {
@@ -44,58 +43,14 @@ __attribute__((noreturn)) static inline void no_model(const char *word) {
                 word);
 }
 
-// Whether a model's folder, or that of its model.safetensors, is a checkpoint that disagrees with its manifest. The
-// state of the optimizer is not read. A folder without state.json may have a manifest.json of another program. Stops if
-// a file cannot be read.
-static inline bool model_is_damaged(const char *model, char *why, size_t size) {
-    char folder[PATH_LENGTH], state[PATH_LENGTH];
-    const char *slash = strrchr(model, '/');
-    if (slash && strcmp(slash, "/model.safetensors") == 0) {
-        format_path(folder, "%.*s", (int)(slash - model), model);
-    } else {
-        format_path(folder, "%s", strcmp(model, "model.safetensors") == 0 ? "." : model);
-    }
-    format_path(state, "%s/state.json", folder);
-    ManifestCheck check = manifest_check(folder, "optimizer.safetensors", why, size);
-    if (check == MANIFEST_UNREADABLE) {
-        input_error("-e: checkpoint '%s' cannot be checked: %s; make it readable", folder, why);
-    }
-    return check == MANIFEST_DAMAGED || (check == MANIFEST_INVALID && access(state, F_OK) == 0);
-}
-
-__attribute__((noreturn)) static inline void stop_at_damaged(const char *folder, const char *why) {
-    input_error("-e: checkpoint '%s' is damaged: %s; give the checkpoint before it or copy the folder again, or delete "
-                "its manifest.json if you changed the file",
-                folder, why);
-}
-
-// folder = the last checkpoint of a run that is whole, or RUN/best if there is no other. Returns whether there is one.
-// Rank 0 warns of damaged checkpoints after it. Stops if all are damaged.
-static inline bool whole_checkpoint_of_run(char *folder, const char *run_dir, int rank) {
-    char why[512];
-    long long *steps;
-    if (!checkpoint_of_run(folder, run_dir)) { return false; }
-    int count = checkpoint_list_or_stop(run_dir, &steps);
-    for (int i = count - 1; model_is_damaged(folder, why, sizeof why); i--) {
-        if (i < 1) { stop_at_damaged(folder, why); }
-        if (rank == 0) {
-            fprintf(stderr, "train_gpt2: warning: checkpoint '%s' is damaged: %s; the checkpoint before it is used\n",
-                    folder, why);
-        }
-        checkpoint_path(folder, run_dir, steps[i - 1]);
-    }
-    free(steps);
-    return true;
-}
-
 // model = the file or folder of a model. A run directory stands for its last checkpoint, and so does a run directory of
-// llm.c. Stops if a folder has no model.
-static inline void find_model(char *model, const char *word, int rank) {
-    char weights[PATH_LENGTH], why[512];
-    if (!whole_checkpoint_of_run(model, word, rank)) {
-        format_path(model, "%s", word);
-        if (model_is_damaged(model, why, sizeof why)) { stop_at_damaged(model, why); }
-    }
+// llm.c. Stops if a folder has no model, or is a damaged checkpoint.
+static inline void find_model(char *model, const char *word) {
+    char weights[PATH_LENGTH], folder[PATH_LENGTH];
+    if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
+    format_path(folder, "%s", strcmp(model, "model.safetensors") == 0 ? "." : model);
+    if (has_ending(folder, "/model.safetensors")) { *strrchr(folder, '/') = 0; }
+    checkpoint_check(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
     long long latest = llmc_latest(word);
@@ -115,7 +70,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
         return false;
     }
     if (access(word, F_OK) != 0) { no_such_model(word); }
-    find_model(text, word, a->rank);
+    find_model(text, word);
     *file = model_open(text);
     *config = file->config;
     return true;

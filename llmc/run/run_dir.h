@@ -1,11 +1,10 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
-defines: check_run_dir, make_run_dir, lock_run_dir, set_aside_damaged, check_disk, save_run_config, print_changed_flags,
-         print_changed_schedule
+defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, save_run_config,
+         print_changed_flags, print_changed_schedule
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/manifest.h"
 #include "llmc/run/train_args.h"
 #include <fnmatch.h>
 #include <sys/file.h>
@@ -99,81 +98,16 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// whether the version that wrote a checkpoint also writes a manifest.json: state.json names the data files
-static inline bool expects_manifest(const char *folder) {
-    char path[PATH_LENGTH];
-    struct stat info;  // the open of a pipe hangs
-    format_path(path, "%s/state.json", folder);
-    char *text = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? read_text_file(path) : NULL;
-    cJSON *state = text ? cJSON_Parse(text) : NULL;
-    bool expects = cJSON_HasObjectItem(state, "shards");
-    cJSON_Delete(state);
-    free(text);
-    return expects;
-}
-
-// manifest_check of a checkpoint to resume. A missing manifest is damage.
-static inline ManifestCheck check_to_resume(const char *folder, char *why, size_t size) {
-    ManifestCheck check = manifest_check(folder, NULL, why, size);
-    if (check != MANIFEST_MISSING || !expects_manifest(folder)) { return check; }
-    snprintf(why, size, "%s is missing", MANIFEST);
-    return MANIFEST_DAMAGED;
-}
-
-// Renames a damaged checkpoint to step_NNNNNNNN.damaged, and deletes its DONE_ file and a RUN/best that leads to it.
-// why: of manifest_check.
-static inline void set_aside(const char *run_dir, long long step, const char *why) {
-    char folder[PATH_LENGTH], damaged[PATH_LENGTH], path[PATH_LENGTH], best[32];
-    checkpoint_path(folder, run_dir, step);
-    checkpoint_best(best, run_dir);
-    format_path(damaged, "%s.damaged", folder);
-    remove_folder(damaged);  // of an earlier run
-    if (rename(folder, damaged) != 0) {
-        input_error("checkpoint '%s' is damaged (%s) and could not be renamed: %s; move it away, then resume with -y 1",
-                    folder, why, strerror(errno));
-    }
-    fprintf(stderr,
-            "train_gpt2: warning: checkpoint '%s' is damaged: %s; it is now '%s', and the run resumes from an older "
-            "checkpoint\n",
-            folder, why, damaged);
-    done_path(path, run_dir, step);
-    unlink(path);
-    format_path(path, "%s/best", run_dir);
-    if (checkpoint_step(best, "") == step && unlink(path) == 0) {
-        fprintf(stderr, "train_gpt2: warning: '%s' led to that checkpoint and is deleted; validations make it again\n",
-                path);
-    }
-}
-
-// -y 1: renames the damaged checkpoints after the last whole one, before any other check of the run: all of them look
-// for the last checkpoint. Stops if no checkpoint is whole. All ranks call it; rank 0 reads the last checkpoint.
-static inline void set_aside_damaged(const TrainArgs *a, Comm *world) {
-    enum { LENGTH = 512 };
+// -y 1: stops if the last checkpoint is damaged. All ranks call it; rank 0 reads the checkpoint, before any rank opens
+// it.
+static inline void check_last_checkpoint(const TrainArgs *a, Comm *world) {
     char folder[PATH_LENGTH];
-    long long *steps = NULL;
-    int count = a->resume && world->rank == 0 ? checkpoint_list_or_stop(a->run_dir, &steps) : 0, whole = count - 1;
-    char(*why)[LENGTH] = (char(*)[LENGTH])xcalloc((size_t)count + 1, sizeof *why);  // of each checkpoint
-    for (; whole >= 0; whole--) {
-        checkpoint_path(folder, a->run_dir, steps[whole]);
-        ManifestCheck check = check_to_resume(folder, why[whole], LENGTH);
-        if (check == MANIFEST_UNREADABLE) {
-            input_error("checkpoint '%s' cannot be checked: %s; make it readable, then resume with -y 1", folder,
-                        why[whole]);
-        }
-        if (check == MANIFEST_GOOD || check == MANIFEST_MISSING) { break; }
+    long long last = a->resume && world->rank == 0 ? checkpoint_latest(a->run_dir) : -1;
+    if (last >= 0) {
+        checkpoint_path(folder, a->run_dir, last);
+        checkpoint_check(folder, a->run_dir, true);
     }
-    if (count > 0 && whole < 0) {
-        checkpoint_path(folder, a->run_dir, steps[count - 1]);
-        input_error(
-            "all checkpoints in -o %s are damaged, the last one is '%s': %s; copy one again, or give a new -o and "
-            "the weights of a checkpoint with -e",
-            a->run_dir, folder, why[count - 1]);
-    }
-    for (int i = count - 1; i > whole; i--) { set_aside(a->run_dir, steps[i], why[i]); }
-    free(why);
-    free(steps);
-    comm_barrier(world);  // the other ranks look for the last checkpoint
-    if (a->resume) { open_folders_above(a->run_dir); }
+    comm_barrier(world);
 }
 
 // folder = `path`, or the nearest parent of `path` that exists
@@ -190,8 +124,8 @@ static inline void nearest_folder(char *folder, const char *path) {
 static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
     struct statvfs disk;
     char folder[PATH_LENGTH];
-    if (!saves_checkpoints(a)) { return; }
     if (a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
+    if (!saves_checkpoints(a)) { return; }
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }
     bool has_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;

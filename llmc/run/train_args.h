@@ -70,7 +70,6 @@ typedef struct {
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     const char *keep_best;
-    int save_sync, strict_save;
     // memory
     const char *fit;
     double link;
@@ -228,10 +227,8 @@ static const Flag flag_table[] = {
      "never delete checkpoints of steps divisible by N (default %s: none)"},
     {NULL, "keep-best", FLAG_OPTION, ARG(keep_best), 0, 0, "0 1", "0|1",
      "keep the checkpoint with the lowest validation loss as DIR/best"},
-    {NULL, "save-sync", FLAG_INT, ARG(save_sync), 0, 1, NULL, "0|1",
-     "write each checkpoint before the next step begins (default %s: off)"},
-    {NULL, "strict-save", FLAG_INT, ARG(strict_save), 0, 1, NULL, "0|1",
-     "stop if a checkpoint cannot be saved (default %s: go on)"},
+    FLAG_WAS_REMOVED(NULL, "save-sync", "each checkpoint is written before the next step begins"),
+    FLAG_WAS_REMOVED(NULL, "strict-save", "a failed save is a warning, and the last one of a run is exit status 1"),
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", "resume from the last checkpoint in -o (default %s: off)",
      NOT_RESUMED},
 

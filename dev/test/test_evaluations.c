@@ -1,0 +1,89 @@
+/*
+The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowest validation loss. The checkpoint of
+--keep-best is tested by test_best.sh, with killed runs; DONE_ of killed runs by test_llmc.sh.
+*/
+#include "testing.h"
+#include "llmc/run/evaluations.h"
+
+// A loss that is equal to the lowest, or not finite, is no new lowest. Numbers are those of metrics.jsonl, 9 digits.
+static void test_counting(void **state) {
+    (void)state;
+    Evaluations e = {false, -1, -1, DBL_MAX, 0, 0, DBL_MAX};
+    static const struct {
+        double loss;
+        int lowest_step, since;
+    } rows[] = {{NAN, 0, 0}, {2.0000000012, 1, 0}, {2.0000000009, 1, 1}, {INFINITY, 1, 1}, {2.00000001, 1, 2},
+                {1.5, 5, 0}, {1.5, 5, 1},          {NAN, 5, 1},          {1.6, 5, 2}};
+    char text[FLAG_TEXT];
+    for (int i = 0; i < 9; i++) {
+        evaluations_add(&e, i, rows[i].loss);
+        assert_int_equal(e.val, i);
+        assert_int_equal(e.lowest_step, rows[i].lowest_step);
+        assert_int_equal(e.since, rows[i].since);
+        patience_text(&e, 2, text);
+        assert_int_equal(*text != 0, rows[i].since >= 2);
+        patience_text(&e, 0, text);
+        assert_int_equal(*text, 0);
+    }
+    patience_text(&e, 1, text);
+    assert_string_equal(text, "2 validations without a loss below the 1.5000 of step 5; a larger --patience goes on");
+}
+
+// Of a run that resumes after a step, lines of later steps and half a line do not count; step 0 is a new run.
+static void test_resumed(void **state) {
+    (void)state;
+    static const char metrics[] = "{\"step\":0,\"val_loss\":5.5}\n{\"step\":1,\"loss\":0.1,\"grad_norm\":1}\n"
+                                  "{\"step\":2,\"val_loss\":2.25}\n{\"step\":2,\"hellaswag\":0.25}\n"
+                                  "{\"step\":4,\"val_loss\":null}\n{\"step\":6,\"val_loss\":3.5}\n"
+                                  "{\"step\":8,\"val_loss\":1.5}\n{\"step\":9,\"val_loss\":0.5";
+    static const struct {
+        long long resumed;
+        bool scores, last, due, hellaswag;  // -v 2: what is to come
+        double lowest;
+        int lowest_step, since;
+    } rows[] = {{0, false, false, true, false, DBL_MAX, 0, 0}, {0, true, false, true, false, DBL_MAX, 0, 0},
+                {1, false, false, false, false, 5.5, 0, 0},    {1, false, true, true, false, 5.5, 0, 0},
+                {2, true, true, false, false, 2.25, 2, 0},     {4, false, true, false, false, 2.25, 2, 0},
+                {4, true, true, true, true, 2.25, 2, 0},       {7, true, false, false, true, 2.25, 2, 1},
+                {9, false, true, true, false, 1.5, 8, 0},      {10, true, false, true, true, 1.5, 8, 0}};
+    write_file("metrics.jsonl", metrics, sizeof metrics - 1);
+    TrainArgs a;
+    memset(&a, 0, sizeof a);
+    a.run_dir = temp_path("");
+    Comm *world = comm_open();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        long long step = rows[i].resumed;
+        Evaluations e = evaluations_read(&a, rows[i].scores ? "hellaswag_val.bin" : NULL, step, world);
+        a.val_every = 2;
+        assert_int_equal(evaluation_due(&e, &a, step, rows[i].last), rows[i].due);
+        assert_int_equal(hellaswag_due(&e, step), rows[i].hellaswag);
+        a.val_every = 0;
+        assert_false(evaluation_due(&e, &a, step, rows[i].last));
+        assert_true(e.lowest == rows[i].lowest && e.best == DBL_MAX);
+        assert_int_equal(e.lowest_step, rows[i].lowest_step);
+        assert_int_equal(e.since, rows[i].since);
+    }
+    comm_close(world);
+}
+
+// RUN/best of this version has the loss in state.json, of an older version in best.json.
+static void test_best_val_loss(void **state) {
+    (void)state;
+    const char *run = temp_path("run");
+    assert_int_equal(mkdir(run, 0777), 0);
+    assert_int_equal(mkdir(temp_path("run/best"), 0777), 0);
+    assert_true(best_val_loss(run) == DBL_MAX);
+    write_file("run/best/state.json", "{\"step\":3}", 10);
+    assert_true(best_val_loss(run) == DBL_MAX);
+    write_file("run/best/best.json", "{\"step\":3,\"val_loss\":2.5}", 25);
+    assert_true(best_val_loss(run) == 2.5);
+    unlink(temp_path("run/best/best.json"));
+    write_file("run/best/state.json", "{\"step\":3,\"val_loss\":1.5}", 25);
+    assert_true(best_val_loss(run) == 1.5);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counting), cmocka_unit_test(test_resumed),
+                                       cmocka_unit_test(test_best_val_loss)};
+    return cmocka_run_group_tests_name("evaluations", tests, NULL, NULL);
+}
