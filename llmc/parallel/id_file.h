@@ -8,6 +8,7 @@ A killed run may leave its file behind. Nobody touches that file again, so no ra
 Whoever has the id can join the run, so the file is private (mode 0600), and a rank refuses the file of another user.
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/parallel/comm.h"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -23,14 +24,11 @@ static inline void id_file_path(char *path, const char *folder) {
 }
 
 static inline void id_file_write(const char *path, const void *id, size_t bytes) {
-    char part[PATH_LENGTH];
-    format_path(part, "%s.part", path);
-    unlink(part);  // of a killed run
-    int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    bool written = fd >= 0 && write(fd, id, bytes) == (ssize_t)bytes;
-    if (fd >= 0 && close(fd) != 0) { written = false; }
-    if (written && rename(part, path) == 0) { return; }
-    input_error("%s could not be written (%s); give -pf another folder", path, strerror(errno));
+    PartFile file = part_open(path);
+    if (file.file && fchmod(fileno(file.file), 0600) != 0) { part_discard(&file); }
+    part_put(&file, id, bytes);
+    int error = part_finish(&file);
+    if (error) { input_error("%s could not be written (%s); give -pf another folder", path, strerror(error)); }
 }
 
 static inline void id_file_touch(const char *path) { utimensat(AT_FDCWD, path, NULL, 0); }

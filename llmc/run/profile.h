@@ -61,30 +61,23 @@ typedef struct Profile {
     double step_start;  // seconds from the first profiled step to step_begin
     // the file
     char path[PATH_LENGTH];
-    FILE *file;         // PATH.part; NULL: not open
+    PartFile out;       // without a file: not open
     off_t whole_steps;  // bytes of the file that hold whole steps
 } Profile;
 
 // ---- the file
 
-static inline void profile_part(char *part, const Profile *p) { format_path(part, "%s.part", p->path); }
-
-__attribute__((noreturn)) static inline void profile_failed(const Profile *p) {
-    char part[PATH_LENGTH];
-    int error = errno;
-    profile_part(part, p);
-    unlink(part);
+__attribute__((noreturn)) static inline void profile_failed(Profile *p, int error) {
+    part_discard(&p->out);
     run_error("could not write '%s': %s; make room in -o, or leave out --profile", p->path, strerror(error));
 }
 
 // Opens the file and names the threads.
 static inline void profile_open_file(Profile *p) {
-    char part[PATH_LENGTH];
     int rank = p->world->rank;
-    profile_part(part, p);
-    p->file = create_file(part);
-    if (!p->file) { profile_failed(p); }
-    fprintf(p->file,
+    p->out = part_open(p->path);
+    if (p->out.error) { profile_failed(p, p->out.error); }
+    fprintf(p->out.file,
             "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
             "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"rank %d\"}},\n"
             "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"steps\"}},\n"
@@ -99,13 +92,13 @@ static inline double profile_time(const Profile *p, const DeviceEvent *event) {
 
 static inline void profile_write_call(const Profile *p, const ProfiledCall *call) {
     double begin = profile_time(p, call->begin), end = profile_time(p, call->end);
-    fprintf(p->file,
+    fprintf(p->out.file,
             ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"bytes\":%.0f,\"flops\":%.0f",
             call->name, call->category, p->world->rank, 1e6 * begin, 1e6 * (end - begin), call->bytes, call->flops);
-    if (call->layer != NO_LAYER) { fprintf(p->file, ",\"layer\":%d", call->layer); }
-    if (*call->tensor) { fprintf(p->file, ",\"tensor\":\"%s\"", call->tensor); }
-    fputs("}}", p->file);
+    if (call->layer != NO_LAYER) { fprintf(p->out.file, ",\"layer\":%d", call->layer); }
+    if (*call->tensor) { fprintf(p->out.file, ",\"tensor\":\"%s\"", call->tensor); }
+    fputs("}}", p->out.file);
 }
 
 static inline void profile_forget_calls(Profile *p) {
@@ -124,17 +117,14 @@ static inline void profile_flush(Profile *p, Exec *ex) {
     comm_event_synchronize(event, p->world, ex);
     for (int i = 0; i < p->num_calls; i++) { profile_write_call(p, &p->calls[i]); }
     profile_forget_calls(p);
-    if (fflush(p->file) != 0 || ferror(p->file)) { profile_failed(p); }
+    if (fflush(p->out.file) != 0 || ferror(p->out.file)) { profile_failed(p, errno); }
 }
 
 // Ends the trace and gives the file its name.
 static inline void profile_finish_file(Profile *p) {
-    char part[PATH_LENGTH];
-    profile_part(part, p);
-    fputs("\n]}\n", p->file);
-    bool written = fflush(p->file) == 0 && fsync(fileno(p->file)) == 0;
-    if (!written || fclose(p->file) != 0 || rename(part, p->path) != 0) { profile_failed(p); }
-    p->file = NULL;
+    fputs("\n]}\n", p->out.file);
+    int error = part_finish(&p->out);
+    if (error) { profile_failed(p, error); }
 }
 
 // ---- one call
@@ -328,8 +318,8 @@ static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, cons
 // Before every step. `enqueued`: the steps before it.
 static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) {
     if (p->done == p->wanted || p->skipped++ < PROFILE_WARMUP) { return; }
-    if (!p->file) { profile_open_file(p); }
-    p->whole_steps = ftello(p->file);
+    if (!p->out.file) { profile_open_file(p); }
+    p->whole_steps = ftello(p->out.file);
     p->step = enqueued + 1;
     p->active = true;
     p->wrapped_device.capture_begin = NULL;  // no CUDA graph
@@ -352,28 +342,25 @@ static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     double seconds = p->device->seconds_between(p->step_begin, end);
     p->device->event_destroy(end);
     if (!whole) { return; }
-    fprintf(p->file,
+    fprintf(p->out.file,
             ",\n{\"name\":\"step %lld\",\"cat\":\"step\",\"ph\":\"X\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"step\":%lld}}",
             p->step, p->world->rank, 1e6 * p->step_start, 1e6 * seconds, p->step);
-    if (fflush(p->file) != 0) { profile_failed(p); }
-    p->whole_steps = ftello(p->file);
+    if (fflush(p->out.file) != 0) { profile_failed(p, errno); }
+    p->whole_steps = ftello(p->out.file);
     if (++p->done == p->wanted) { profile_finish_file(p); }
 }
 
 // At the end of the run, before its groups are closed: names the file. A run that stopped early leaves its whole steps.
 static inline void profile_close(Profile *p) {
-    char part[PATH_LENGTH];
     if (p->wanted == 0) { return; }
-    if (p->file && p->done > 0) {
-        if (ftruncate(fileno(p->file), p->whole_steps) != 0 || fseeko(p->file, p->whole_steps, SEEK_SET) != 0) {
-            profile_failed(p);
+    if (p->out.file && p->done > 0) {
+        if (ftruncate(fileno(p->out.file), p->whole_steps) != 0 || fseeko(p->out.file, p->whole_steps, SEEK_SET) != 0) {
+            profile_failed(p, errno);
         }
         profile_finish_file(p);
-    } else if (p->file) {
-        profile_part(part, p);
-        unlink(part);
-        fclose(p->file);
+    } else {
+        part_discard(&p->out);
     }
     if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, plural_s((uint64_t)p->done), p->path); }
     if (p->step_begin) { p->device->event_destroy(p->step_begin); }
