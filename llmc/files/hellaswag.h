@@ -266,9 +266,7 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     Corpus corpus = corpus_open(flag, path, NULL);
     memset(&encoder, 0, sizeof encoder);
     while (corpus_next(&corpus, &piece)) {
-        char *line = (char *)xmalloc(piece.bytes + 1);
-        memcpy(line, piece.text, piece.bytes);
-        cJSON *json = corpus_object(line, piece.bytes);
+        cJSON *json = corpus_object(piece.text, piece.bytes);
         if (!hellaswag_add_json(&set, tokenizer, &encoder, json, form)) {
             input_error(
                 "%s %s line %" PRIu64 " is no example of HellaSwag, an object with \"ctx\", \"activity_label\", "
@@ -276,7 +274,6 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
                 flag, path, piece.line, (int)(piece.bytes < 60 ? piece.bytes : 60), piece.text);
         }
         cJSON_Delete(json);
-        free(line);
     }
     tokenizer_free_encoder(&encoder);
     corpus_close(&corpus);

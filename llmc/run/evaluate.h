@@ -342,9 +342,7 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
                                   const CorpusPiece *piece) {
     cJSON *json;
     const char *trouble;
-    char *line = (char *)xmalloc(piece->bytes + 1);
-    memcpy(line, piece->text, piece->bytes);
-    const char *text = corpus_document(line, piece->bytes, f->text.field, &json, &trouble);
+    const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &trouble);
     if (!text && !f->args->field && (cJSON_HasObjectItem(json, "messages") || cJSON_HasObjectItem(json, "prompt"))) {
         trouble = "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see "
                   "the loss of its answers";
@@ -357,7 +355,6 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
     eval_encode(s, f, encoder, text, strlen(text));
     score_text_window(s);
     cJSON_Delete(json);
-    free(line);
 }
 
 static inline void eval_text(TextScore *s, EvalFile *f) {
