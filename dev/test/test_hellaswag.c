@@ -328,11 +328,11 @@ static void test_bad_lines(void **state) {
 static void test_kinds(void **state) {
     (void)state;
     BinFile file = three_examples();
-    assert_true(hellaswag_is_bin(save(&file)));
+    assert_true(file_kind(save(&file))->id == FILE_HELLASWAG);
     file.header[0] = 20240520;
-    assert_false(hellaswag_is_bin(save(&file)));
-    assert_false(hellaswag_is_bin(temp_path("missing.bin")));
-    assert_false(hellaswag_is_bin(temp_dir()));
+    assert_false(file_kind(save(&file))->id == FILE_HELLASWAG);
+    assert_false(file_kind(temp_path("missing.bin"))->id == FILE_HELLASWAG);
+    assert_false(file_kind(temp_dir())->id == FILE_HELLASWAG);
     assert_true(hellaswag_is_json(write_file("a.jsonl", LINES, strlen(LINES))));
     assert_false(hellaswag_is_json(write_file("a.txt", LINES, strlen(LINES))));
     static const char quoted[] = "{\"text\": \"{\\\"endings\\\": 1}\"}";

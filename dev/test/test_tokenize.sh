@@ -244,8 +244,8 @@ refused() {
 }
 printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
 printf '{"text":"a"}\n\n{"body":"b"}\n' >other.jsonl
-refused "a line that is no JSON" 1 "-i broken.jsonl line 3 is no JSON object" e1 -i broken.jsonl
-refused "a line without the field" 1 "-i other.jsonl line 3 has no string in the field; name the field" e2 \
+refused "a line that is no JSON" 2 "-i broken.jsonl line 3 is no JSON object" e1 -i broken.jsonl
+refused "a line without the field" 2 "-i other.jsonl line 3 has no string in the field; name the field" e2 \
     -i other.jsonl
 refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
 refused "a folder" 2 "is a folder; name its files" e4 -i corpus
@@ -255,7 +255,7 @@ refused "the tokenizer of bytes" 2 "is that of bytes, and text needs no shards t
 refused "an output in no folder" 2 "could not write 'absent/x_train_000001.bin.part'" absent/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
 report "after a bad line, the mended text is tokenized" "$(
-    run 1 again -i broken.jsonl
+    run 2 again -i broken.jsonl
     find . -name 'again_*'
     printf '{"text":"a"}\n' >mended.jsonl
     run 0 again -i mended.jsonl --val-share 0
@@ -263,7 +263,7 @@ report "after a bad line, the mended text is tokenized" "$(
 )"
 report "an OUT_merges.txt that was there stays as it is; one of other tokens is refused" "$(
     sed 1d "$merges" >own_merges.txt && cp own_merges.txt own.before
-    run 1 own -i broken.jsonl --tokenizer own_merges.txt
+    run 2 own -i broken.jsonl --tokenizer own_merges.txt
     cmp own_merges.txt own.before 2>&1
     run 0 own -i corpus/a.txt --tokenizer own_merges.txt
     cmp own_merges.txt own.before 2>&1

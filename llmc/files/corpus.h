@@ -1,6 +1,7 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_bytes, corpus_object, corpus_document, corpus_close
+defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_bytes, corpus_object, corpus_document, corpus_refuse,
+         corpus_close
 
 Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
@@ -288,4 +289,11 @@ static inline const char *corpus_document(char *line, size_t bytes, const char *
                : *json ? "has no string in the field; name the field of the text with --field"
                        : "is no JSON object; expected an object a line";
     return text;
+}
+
+// Stops at a line of JSON. trouble: in words that follow the line's number.
+__attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
+                                                           const char *trouble) {
+    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->files[piece->file].path, piece->line, trouble,
+                piece->text);
 }

@@ -143,17 +143,11 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
 }
 
 // Reads the line of a piece. Stops at a line without an example.
-static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, const CorpusPiece *piece) {
-    char *line = (char *)xmalloc(piece->bytes + 1);
-    memcpy(line, piece->text, piece->bytes);
-    cJSON *json = corpus_object(line, piece->bytes);
+static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, CorpusPiece *piece) {
+    cJSON *json = corpus_object(piece->text, piece->bytes);
     const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
-    if (*trouble) {
-        input_error("%s %s line %" PRIu64 " %s: found '%.*s'", corpus->flag, corpus->files[piece->file].path,
-                    piece->line, trouble, (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
-    }
+    if (*trouble) { corpus_refuse(corpus, piece, trouble); }
     cJSON_Delete(json);
-    free(line);
 }
 
 static inline void examples_free(Examples *e) {

@@ -6,10 +6,18 @@ defines: FileKindId, FileKind, file_kind, refuse_kind, refuse_binary
 #include "llmc/common/check.h"
 #include <sys/stat.h>
 
-enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520 };
+enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
 // FILE_FOREIGN: no reader takes the kind. FILE_OTHER: text, or no kind of the table.
-typedef enum { FILE_OTHER, FILE_FOREIGN, FILE_GGUF, FILE_LLMC_MODEL, FILE_SAFETENSORS, FILE_TOKENS } FileKindId;
+typedef enum {
+    FILE_OTHER,
+    FILE_FOREIGN,
+    FILE_GGUF,
+    FILE_HELLASWAG,
+    FILE_LLMC_MODEL,
+    FILE_SAFETENSORS,
+    FILE_TOKENS
+} FileKindId;
 
 typedef struct {
     FileKindId id;
@@ -27,7 +35,7 @@ static const FileKind file_kinds[] = {
     {FILE_TOKENS, NULL, TOKEN_MAGIC, "a token shard", "give it with -i or -j, named *.bin"},
     {FILE_FOREIGN, NULL, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"},
     {FILE_FOREIGN, NULL, 20240327, "llm.c's debug state", "give the model's .bin file"},
-    {FILE_FOREIGN, NULL, 20240522, "an evaluation set of llm.c", "give it with --eval"},
+    {FILE_HELLASWAG, NULL, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"},
     {FILE_FOREIGN, NULL, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"},
     {FILE_FOREIGN, NULL, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"},
     {FILE_FOREIGN, NULL, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"},

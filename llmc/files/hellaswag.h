@@ -1,8 +1,7 @@
 /*
 HellaSwag: a context and four endings, one of them true. A model chooses the ending of the lowest loss.
-defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_is_bin,
-         hellaswag_read_json, hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut,
-         hellaswag_close
+defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_read_json,
+         hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
 
 Row         the tokens of the context, then those of one ending; example e has the rows 4e to 4e + 3. The tokens of the
             ending are scored, each given the tokens before it. A context without tokens is end-of-text.
@@ -19,7 +18,7 @@ Length      at most T + 1 tokens, since T inputs predict T tokens. A longer cont
 #include "llmc/files/hellaswag_text.h"
 #include <math.h>
 
-enum { HELLASWAG_ENDINGS = 4, HELLASWAG_MAGIC = 20240522, HELLASWAG_HEADER_INTS = 256 };
+enum { HELLASWAG_ENDINGS = 4, HELLASWAG_HEADER_INTS = 256 };
 typedef enum { HELLASWAG_LLMC, HELLASWAG_LM_EVAL } HellaSwagForm;
 
 // the loss of an ending, from its tokens: their sum (lm-eval's acc), the sum over the number of characters (lm-eval's
@@ -111,15 +110,6 @@ static inline void hellaswag_print_cut(const HellaSwag *set, const char *before)
 }
 
 // ---- llm.c's .bin
-
-static inline bool hellaswag_is_bin(const char *path) {
-    int32_t magic = 0;
-    struct stat info;
-    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
-    bool is_bin = file && fread(&magic, sizeof magic, 1, file) == 1 && magic == HELLASWAG_MAGIC;
-    if (file) { fclose(file); }
-    return is_bin;
-}
 
 // What follows the header of the file, *bytes of it; the caller frees it. *examples: their number by the header.
 static inline uint16_t *hellaswag_load_bin(const HellaSwag *set, size_t *bytes, int *examples) {
@@ -268,10 +258,9 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     while (corpus_next(&corpus, &piece)) {
         cJSON *json = corpus_object(piece.text, piece.bytes);
         if (!hellaswag_add_json(&set, tokenizer, &encoder, json, form)) {
-            input_error(
-                "%s %s line %" PRIu64 " is no example of HellaSwag, an object with \"ctx\", \"activity_label\", "
-                "\"ctx_a\", \"ctx_b\", 4 strings in \"endings\" and the true one's index in \"label\": found '%.*s'",
-                flag, path, piece.line, (int)(piece.bytes < 60 ? piece.bytes : 60), piece.text);
+            corpus_refuse(&corpus, &piece,
+                          "is no example of HellaSwag, an object with \"ctx\", \"activity_label\", \"ctx_a\", "
+                          "\"ctx_b\", 4 strings in \"endings\" and the true one's index in \"label\"");
         }
         cJSON_Delete(json);
     }

@@ -301,7 +301,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
     memset(f, 0, sizeof *f);
     f->args = a;
     f->has_tokenizer = find_tokenizer(&f->tokenizer, a, c->vocab_size);
-    if (hellaswag_is_bin(a->eval)) {
+    if (file_kind(a->eval)->id == FILE_HELLASWAG) {
         f->hellaswag = hellaswag_read_bin("--eval", a->eval, a->T, c->vocab_size);
     } else if (token_path_is_shard(a->eval)) {
         f->shards = token_files_open("--eval", a->eval);
@@ -338,8 +338,7 @@ static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder
 }
 
 // Scores a line of JSON as one document.
-static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder,
-                                  const CorpusPiece *piece) {
+static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder, CorpusPiece *piece) {
     cJSON *json;
     const char *trouble;
     const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &trouble);
@@ -347,10 +346,7 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
         trouble = "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see "
                   "the loss of its answers";
     }
-    if (!text) {
-        input_error("--eval %s line %" PRIu64 " %s: found '%.*s'", f->text.files[piece->file].path, piece->line,
-                    trouble, (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
-    }
+    if (!text) { corpus_refuse(&f->text, piece, trouble); }
     score_text_begin(s, f->tokenizer.end_of_text);
     eval_encode(s, f, encoder, text, strlen(text));
     score_text_window(s);

@@ -116,10 +116,10 @@ static inline void block_write(TokenizeJob *job, const TokenizeBlock *b) {
         job->documents += piece->of_corpus.ends_document;
     }
     if (b->trouble) {
-        const TokenizePiece *piece = &b->pieces[b->encoded];
+        CorpusPiece bad = b->pieces[b->encoded].of_corpus;
+        bad.text = b->text + b->pieces[b->encoded].begin;
         shards_delete_unfinished(w->out);
-        run_error("-i %s line %" PRIu64 " %s: found '%.60s'", job->corpus.files[piece->of_corpus.file].path,
-                  piece->of_corpus.line, b->trouble, b->text + piece->begin);
+        corpus_refuse(&job->corpus, &bad, b->trouble);
     }
 }
 

@@ -10,17 +10,14 @@ defines: train_bpe
 #include "llmc/run/run_dir.h"
 
 // Counts the words of one piece. Stops at a line that is no document.
-static inline void train_bpe_count(BpeTrainer *trainer, const Corpus *corpus, const CorpusPiece *piece) {
+static inline void train_bpe_count(BpeTrainer *trainer, const Corpus *corpus, CorpusPiece *piece) {
     if (!piece->is_json) {
         bpe_count(trainer, piece->text, piece->bytes);
         return;
     }
     cJSON *json;
     const char *trouble, *text = corpus_document(piece->text, piece->bytes, corpus->field, &json, &trouble);
-    if (!text) {
-        input_error("-i %s line %" PRIu64 " %s: found '%.60s'", corpus->files[piece->file].path, piece->line, trouble,
-                    piece->text);
-    }
+    if (!text) { corpus_refuse(corpus, piece, trouble); }
     bpe_count(trainer, text, strlen(text));
     cJSON_Delete(json);
 }
