@@ -373,7 +373,6 @@ static ModelOptions training(int B, int T) {
                       true,
                       {{0, 0, 0}},
                       false,
-                      false,
                       0,
                       0};
     return p;
