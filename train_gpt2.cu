@@ -905,7 +905,10 @@ static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool last)
     finish_work(&run->model);
     logger_sync(&run->log);
     bool saved = checkpoint_save(run->args->run_dir, name, &model, state, last, crcs);
-    if (saved) { logger_saved(&run->log, run->step, run->args->run_dir, name, 1000 * (now_seconds() - begin), crcs); }
+    if (saved) {  // other CRC32C than another run: other bits
+        logger_print(&run->log, run->step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x",
+                     run->args->run_dir, name, 1000 * (now_seconds() - begin), crcs[0], crcs[1]);
+    }
     cJSON_Delete(state);
     return saved;
 }
@@ -1208,7 +1211,8 @@ static void open_run_dir(Run *run) {
     }
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     patience_text(&run->evaluations, a->patience, run->patience_over);
-    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
+    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, run->evaluations.val == run->step,
+                           run->evaluations.hellaswag == run->step, num_ranks(a) == 1);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     run->saved = run->step;
 }

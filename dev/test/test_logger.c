@@ -112,7 +112,7 @@ static StepReport quarter_second(long long step, double loss, double norm) {
 }
 
 static void log_three_steps(void) {
-    Logger log = logger_open(temp_dir(), 0, true);
+    Logger log = logger_open(temp_dir(), 0, false, false, true);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     log.last_line = now_seconds() + 1000;  // the second step comes too soon after it, on a busy machine too
     logger_step(&log, quarter_second(2, NAN, INFINITY));
@@ -148,7 +148,7 @@ static void test_metrics(void **state) {
 }
 
 static void log_with_a_peak(void) {
-    Logger log = logger_open(temp_dir(), 0, true);
+    Logger log = logger_open(temp_dir(), 0, false, false, true);
     StepReport r = quarter_second(1, 5.5, 1.25);
     r.peak_rate = 16000;
     logger_step(&log, r);
@@ -164,7 +164,7 @@ static void test_metrics_of_a_gpu(void **state) {
 }
 
 static void log_a_second_later(void) {
-    Logger log = logger_open(temp_dir(), 0, true);
+    Logger log = logger_open(temp_dir(), 0, false, false, true);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     log.last_line = now_seconds() - 1;
     logger_step(&log, quarter_second(2, 4.5, 1.25));
@@ -178,7 +178,7 @@ static void test_a_step_is_shown_a_second_later(void **state) {
 
 // the second step is not due for a line of its own
 static void stop_after_two(void) {
-    Logger log = logger_open(NULL, 0, true);
+    Logger log = logger_open(NULL, 0, false, false, true);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     log.last_line = now_seconds() + 1000;
     logger_step(&log, quarter_second(2, 4.5, 1.25));
@@ -195,31 +195,25 @@ static void test_a_stopped_run_shows_its_last_step(void **state) {
     assert_null(strstr(last + 1, "\nstep 2/3"));
 }
 
-static void save_in_a_pipe(void) {
-    Logger log = logger_open(temp_dir(), 0, true);
-    logger_saved(&log, 500, "runs/mine/step_00000500", 12.34, 0x1a2b3c4d, 0x5e6f);
-    logger_close(&log);
+static void print_in_a_pipe(void) {
+    Logger log = logger_open(NULL, 0, false, false, true);
+    logger_print(&log, 500, "saved %s", "runs/mine");
 }
 
-static void save_on_a_terminal(void) {
-    Logger log = logger_open(NULL, 0, true);
+static void print_on_a_terminal(void) {
+    Logger log = logger_open(NULL, 0, false, false, true);
     log.terminal = true;
-    logger_saved(&log, 12345678901, "out/%s", 0, 0, 1);
+    logger_print(&log, 12345678901, "saved %s", "out/%s");
 }
 
-static void test_a_saved_checkpoint(void **state) {
+static void test_a_line_of_its_own(void **state) {
     (void)state;
-    assert_string_equal(
-        contents_of(stdout_of(save_in_a_pipe)),
-        "step 500 | saved runs/mine/step_00000500 | paused 12.3 ms | weights 1a2b3c4d, optimizer 00005e6f\n");
-    assert_string_equal(contents_of(temp_path("metrics.jsonl")), "");
-    assert_string_equal(
-        contents_of(stdout_of(save_on_a_terminal)),
-        "\r\033[Kstep 12345678901 | saved out/%s | paused 0.0 ms | weights 00000000, optimizer 00000001\n");
+    assert_string_equal(contents_of(stdout_of(print_in_a_pipe)), "step 500 | saved runs/mine\n");
+    assert_string_equal(contents_of(stdout_of(print_on_a_terminal)), "\r\033[Kstep 12345678901 | saved out/%s\n");
 }
 
 static void resume_after_two(void) {
-    Logger log = logger_open(temp_dir(), 2, true);
+    Logger log = logger_open(temp_dir(), 2, true, true, true);
     logger_val(&log, 3, 0.5, NAN);
     logger_hellaswag(&log, 3, 0.25);
     logger_close(&log);
@@ -275,18 +269,16 @@ static void test_truncation(void **state) {
 static void test_killed_between_two_logs(void **state) {
     (void)state;
     static const char *const kept[] = {"s:3 trl:1\n", "s:3 trl:1\ns:4 eval:2\n", "s:3 trl:1\ns:4 tel:2\n"};
-    static const char *const lines[] = {"", "{\"step\":4,\"hellaswag\":1}\n", "{\"step\":4,\"val_loss\":1}\n"};
     const char *log = "s:3 trl:1\ns:4 tel:2\ns:4 eval:2\ns:5 tel:2\n";
     for (int i = 0; i < 3; i++) {
-        write_file("metrics.jsonl", lines[i], strlen(lines[i]));
         const char *path = write_file("main.log", log, strlen(log));
-        Logger logger = logger_open(temp_path(""), 4, true);
+        Logger logger = logger_open(temp_path(""), 4, i == 2, i == 1, true);
         logger_close(&logger);
         assert_string_equal(contents_of(path), kept[i]);
     }
 }
 
-static void stop_at_open(void *folder) { logger_open((const char *)folder, 0, true); }
+static void stop_at_open(void *folder) { logger_open((const char *)folder, 0, false, false, true); }
 
 static void test_a_folder_that_is_not_there(void **state) {
     (void)state;
@@ -388,7 +380,7 @@ int main(void) {
         cmocka_unit_test(test_metrics_of_a_gpu),
         cmocka_unit_test(test_a_step_is_shown_a_second_later),
         cmocka_unit_test(test_a_stopped_run_shows_its_last_step),
-        cmocka_unit_test(test_a_saved_checkpoint),
+        cmocka_unit_test(test_a_line_of_its_own),
         cmocka_unit_test(test_a_resumed_run_goes_on),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_killed_between_two_logs),

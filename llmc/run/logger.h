@@ -1,9 +1,8 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: LogFile, log_file_open, log_file_line, log_file_sync, log_file_close, log_file_read, log_file_next_line,
-         StepReport, Logger, logger_line_step, logger_results, logger_truncate, logger_open, logger_print, logger_left,
-         logger_line, logger_step, logger_val, logger_hellaswag, logger_stopped, logger_saved, logger_clear_line,
-         logger_sync, logger_close
+         StepReport, Logger, logger_line_step, logger_truncate, logger_open, logger_print, logger_left, logger_line,
+         logger_step, logger_val, logger_hellaswag, logger_stopped, logger_clear_line, logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x; "skipped":"reason" if the update was skipped, and "origin":"finding" of
@@ -145,22 +144,6 @@ static inline long long logger_line_step(const char *line) {
     return -1;
 }
 
-// *val, *hellaswag = whether metrics.jsonl of the run has these results of `step`
-static inline void logger_results(const char *run_dir, long long step, bool *val, bool *hellaswag) {
-    char path[PATH_LENGTH], *line = NULL;
-    size_t room = 0;
-    format_path(path, "%s/metrics.jsonl", run_dir);
-    FILE *file = log_file_read(path);
-    *val = *hellaswag = false;
-    while (log_file_next_line(file, &line, &room, path) > 0) {
-        if (logger_line_step(line) != step) { continue; }
-        *val |= strstr(line, "\"val_loss\":") != NULL;
-        *hellaswag |= strstr(line, "\"hellaswag\":") != NULL;
-    }
-    free(line);
-    if (file) { fclose(file); }
-}
-
 // Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has these results of `step`.
 // main.log then loses the others: a run that was killed between its two logs evaluates again.
 static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
@@ -208,12 +191,13 @@ typedef struct {
     bool shown;       // stdout has the line of the last step
 } Logger;
 
-// run_dir: NULL writes no files. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
-// nothing, since mpirun gives its processes a terminal even when it writes to a file. Close with logger_close.
-static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
+// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: metrics.jsonl has these results of
+// resumed_step. may_be_live: false if isatty(stdout) means nothing, since mpirun gives its processes a terminal even
+// when it writes to a file. Close with logger_close.
+static inline Logger logger_open(const char *run_dir, long long resumed_step, bool val, bool hellaswag,
+                                 bool may_be_live) {
     Logger log;
     char metrics[PATH_LENGTH], main_log[PATH_LENGTH];
-    bool val, hellaswag;
     memset(&log, 0, sizeof log);
     log.terminal = may_be_live && isatty(STDOUT_FILENO);
     log.metrics.fd = log.main_log.fd = -1;
@@ -221,7 +205,6 @@ static inline Logger logger_open(const char *run_dir, long long resumed_step, bo
     format_path(metrics, "%s/metrics.jsonl", run_dir);
     format_path(main_log, "%s/main.log", run_dir);
     if (resumed_step > 0) {
-        logger_results(run_dir, resumed_step, &val, &hellaswag);
         logger_truncate(metrics, resumed_step, val, hellaswag);
         logger_truncate(main_log, resumed_step, val, hellaswag);
     }
@@ -362,7 +345,7 @@ static inline void logger_stopped(Logger *log, long long step, long long max_ste
     fflush(stdout);
 }
 
-// ---- evaluations and checkpoints
+// ---- evaluations
 
 // bits_per_byte: NAN is left out
 static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
@@ -381,15 +364,6 @@ static inline void logger_hellaswag(Logger *log, long long step, double accuracy
     log_file_line(&log->main_log, "s:%lld eval:%.4f\n", step, accuracy);
     logger_print(log, step, "HellaSwag accuracy %.4f", accuracy);
     log_file_line(&log->metrics, "{\"step\":%lld,\"hellaswag\":%.9g}\n", step, accuracy);
-}
-
-// Prints the folder of a checkpoint, the milliseconds that training waited for the save, and the CRC32C of its two
-// files of tensors. Different numbers of two runs show different bits of the weights or of the optimizer state. Equal
-// numbers of different bits have a chance of 2^-32. metrics.jsonl has no line for a checkpoint.
-static inline void logger_saved(const Logger *log, long long step, const char *run_dir, const char *name, double paused,
-                                const uint32_t crcs[2]) {
-    logger_print(log, step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x", run_dir, name, paused,
-                 crcs[0], crcs[1]);
 }
 
 static inline void logger_close(Logger *log) {
