@@ -402,7 +402,7 @@ report "refused: a token shard cut short on rank 1 only" "$(
 )"
 
 report "the comparison of replicas names -tp and -z where one rank's parameters change" "$(
-    for layout in "-z 0" "-z 3" "-tp 3 -z 0"; do
+    for layout in "-z 0" "-tp 3 -z 0" "-tp 3 -z 3"; do
         # shellcheck disable=SC2086
         ! launch 3 "$program" replicas 1 "${together[@]}" -b 1 -x 3 $layout || echo "$layout: exit status 0"
         says '^the replicas of step 1 agree'
