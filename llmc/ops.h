@@ -158,8 +158,9 @@ OP(attention_forward,                                                           
 OP(attention_decode,                                                                                                   \
    (floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH, int HS, Exec *ex),           \
    (out, keys, values, qkv, pos, n, NH, HS, ex),                                                                       \
-   2.0 * NH * HS * n * (2.0 * pos + n + 1), OUT(out, n, NH * HS), OUT(keys, pos + n, NH * HS),                         \
-   OUT(values, pos + n, NH * HS), IN(qkv, n, 3 * NH * HS))                                                             \
+   2.0 * NH * HS * n * (2.0 * pos + n + 1), OUT(out, n, NH * HS), IN(qkv, n, 3 * NH * HS),                             \
+   make_operand("keys", keys, DT_FLOATX, WRITTEN | SOME_ROWS, pos + n, NH * HS),                                       \
+   make_operand("values", values, DT_FLOATX, WRITTEN | SOME_ROWS, pos + n, NH * HS))                                   \
                                                                                                                        \
 /* losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place: logits become their gradient times dloss, and      \
    columns [V, Vp) become 0. With dloss = 0 logits are not written. A row whose target is -1 has no loss: its loss     \
@@ -182,7 +183,8 @@ OP(classifier_from_statistics,                                                  
    (real *losses, floatX *logits, const real *statistics, const int *targets, real dloss, int ranks, int first, int N, \
     int V, int Vl, Exec *ex),                                                                                          \
    (losses, logits, statistics, targets, dloss, ranks, first, N, V, Vl, ex),                                           \
-   0, OUT(losses, N, 1), INOUT(logits, dloss != 0 ? N : 0, Vl), IN(statistics, ranks * N, 3), IDS(targets, N))         \
+   0, OUT(losses, N, 1), IN(logits, N, Vl), OUT(logits, dloss != 0 ? N : 0, Vl), IN(statistics, ranks * N, 3),         \
+   IDS(targets, N))                                                                                                    \
                                                                                                                        \
 /* *total += scale * sum of losses (N) */                                                                              \
 OP(loss_sum,                                                                                                           \
@@ -267,8 +269,8 @@ OP(adamw_update,                                                                
    make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, n, 1),                                          \
    make_operand("m", state->m, state->moments, READ | WRITTEN, n, 1),                                                  \
    make_operand("v", state->v, state->moments, READ | WRITTEN, n, 1),                                                  \
-   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, n / MOMENT_BLOCK, 1),                             \
-   make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, n / MOMENT_BLOCK, 1),                             \
+   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
+   make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
    GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))
 // clang-format on
 

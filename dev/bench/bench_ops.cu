@@ -22,7 +22,7 @@ Predicted On a GPU: the expected time by roofline.h, for the GPU's published rat
 Products  Each matmul with the epilogue of training, after the algorithms were chosen. `fused`: one kernel does matmul
           and epilogue. Otherwise all kernels are named: splitKreduce after a split k, and lt_... of
           llmc/matmul_kernels.cuh, for epilogues that cuBLASLt lacks or does slower.
-Share     The larger of two times over the measured one: bytes moved (cases.h) at copy bandwidth, FLOPs at the GEMM
+Share     The larger of two times over the measured one: bytes moved (ops.h) at copy bandwidth, FLOPs at the GEMM
           rate. `bound` names the larger.
 
 A candidate is timed in turns with the operation it would replace, on the same arrays, and the results are compared. It
@@ -283,13 +283,16 @@ static void empty_caches(Bench *b) {
     if (sum != 0) { run_error("an operation wrote to the zeros that fill the caches"); }
 }
 
-static void declare_copy(Problem *p) {
-    add_real(p, "to", OUTPUT, p->shape.n);
-    add_real(p, "from", INPUT, p->shape.n);
-}
-
 static void run_copy(Problem *p, const Ops *ops, Exec *ex) {
     (void)ops;
+    if (p->describing) {
+        const OpCall call = {"copy",
+                             0,
+                             {make_operand("to", real_of(p, "to"), DT_REAL, WRITTEN, p->shape.n, 1),
+                              make_operand("from", real_of(p, "from"), DT_REAL, READ, p->shape.n, 1)}};
+        ex->hooks->before(&call, ex);
+        return;
+    }
 #ifdef HAVE_CUDA
     if (p->variant == 1) {
         LAUNCH(copy_kernel, bench_blocks(ex), 256, 0, stream_of(ex), real_of(p, "to"), real_of(p, "from"), p->shape.n);
@@ -402,7 +405,7 @@ static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int vari
 
 // measures and prints them
 static void measure_ceilings(Bench *b, const char *when) {
-    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, 0, declare_copy, NULL, run_copy};
+    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, 0, NULL, run_copy};
     const OpCase *matmul = op_case("matmul_forward");
     bool large = on_gpu(&b->exec) && !b->options.small;
     int side = b->options.small ? 64 : large ? 8192 : 2048;
@@ -416,7 +419,7 @@ static void measure_ceilings(Bench *b, const char *when) {
         if (rate > b->bytes_per_second) { b->bytes_per_second = rate; }
     }
     double seconds = measure_case(b, matmul, &square, 0, &p).p10;
-    b->flops_per_second = p.flops / seconds;
+    b->flops_per_second = p.call.flops / seconds;
     printf("Ceilings%s: copy %.1f GB/s, matmul of %d cubed %.3f TFLOP/s.\n", when, b->bytes_per_second / 1e9, side,
            b->flops_per_second / 1e12);
     fflush(stdout);
@@ -460,10 +463,10 @@ static void print_header(const Bench *b) {
 }
 
 static void print_times(const Bench *b, const Problem *p, const char *name, const Times *t) {
-    double moving = problem_bytes(p) / b->bytes_per_second, computing = p->flops / b->flops_per_second;
+    double moving = problem_bytes(p) / b->bytes_per_second, computing = p->call.flops / b->flops_per_second;
     bool memory = moving >= computing;
     char rate[32] = "";
-    if (p->flops > 0) { snprintf(rate, sizeof rate, "%.3f", p->flops / t->median / 1e12); }
+    if (p->call.flops > 0) { snprintf(rate, sizeof rate, "%.3f", p->call.flops / t->median / 1e12); }
     const char *shape = strchr(strstr(problem_title(p), "variant ") + strlen("variant "), ' ') + 1;
     printf("| %s | %s | %.1f (%.1f to %.1f) | %.1f | %s | %s | %.0f%% |", name, shape, 1e6 * t->median, 1e6 * t->p10,
            1e6 * t->p90, problem_bytes(p) / t->median / 1e9, rate, memory ? "memory" : "compute",
@@ -497,8 +500,8 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
 // microseconds. The measured time begins after the gap before the first launch.
 static double predicted_us(const Bench *b, const Problem *p, const Recorded *r) {
     int launches = r->kernels + r->others;
-    double gaps = launch_gaps(&b->roofline, p, r, EXPECTED) * (launches > 0 ? 1 - 1.0 / launches : 0);
-    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + gaps);
+    double gaps = launch_gaps(&b->roofline, &p->call, r, EXPECTED) * (launches > 0 ? 1 - 1.0 / launches : 0);
+    return 1e6 * (roofline_seconds(&b->roofline, &p->call, r, EXPECTED) + gaps);
 }
 #endif
 

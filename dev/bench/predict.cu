@@ -11,7 +11,7 @@ larger than the GPU too, since several GPUs may share the plan.
 The trainer itself records the step: this program is the trainer with another main, compiled for the emulator.
 In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
   launches    kernels, copies and fills in the CUDA graph of each micro-step, of the norm and of AdamW
-  bytes       and FLOPs: every call of an operation is described as a row of cases.h
+  bytes       and FLOPs: of every call of an operation, as ops.h describes it
   fused       cuBLASLt is taken to have every epilogue that matmul.cuh asks for
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
 An update has different micro-steps: the first sets gradients, later ones add.
@@ -44,9 +44,23 @@ static const char *const group_names[GROUPS] = {
     "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",
     "GELU",          "classifier",   "embedding",         "norm, AdamW",        "copies, fills"};
 
+// the first row whose word begins the operation's name
+static const struct {
+    const char *word;
+    Group group;
+} group_words[] = {{"matmul", BLOCK_MATMULS},
+                   {"attention_forward", ATTENTION_FORWARDS},
+                   {"attention_backward", ATTENTION_BACKWARDS},
+                   {"layernorm", LAYERNORMS},
+                   {"gelu", GELUS},
+                   {"classifier", CLASSIFIERS},
+                   {"loss_sum", CLASSIFIERS},
+                   {"embedding", EMBEDDINGS},
+                   {"", UPDATES}};
+
 // the same call, `times` in an update
 typedef struct {
-    Problem problem;  // of a copy or a fill: op = &copy_case, and nothing else
+    OpCall call;  // of a copy or a fill: the name alone
     Group group;
     bool in_micro_step, from_host;
     Recorded kernels;
@@ -58,6 +72,7 @@ typedef enum { FIRST_STEP, LATER_STEP, UPDATE, PARTS } Part;
 
 typedef struct {
     GPT2 model;
+    OpHooks hooks;
     Call *calls;
     int num_calls;
     Part part;            // of the work that is recorded now
@@ -66,7 +81,7 @@ typedef struct {
     size_t claimed;  // nodes of the current capture that belong to a call
 } Recorder;
 
-static const OpCase copy_case = {"copy", NULL, 1, 1, 0, NULL, NULL, NULL};
+static bool is_copy(const Call *c) { return strcmp(c->call.op, "copy") == 0; }
 
 // ---- calls of operations and copies
 
@@ -80,8 +95,7 @@ static std::vector<SimtGraphNode> *captured_nodes(const Exec *ex) {
 }
 
 static bool same_call(const Call *a, const Call *b) {
-    return a->problem.op == b->problem.op && a->problem.variant == b->problem.variant && a->group == b->group &&
-           memcmp(&a->problem.shape, &b->problem.shape, sizeof a->problem.shape) == 0 && a->bytes == b->bytes &&
+    return memcmp(&a->call, &b->call, sizeof a->call) == 0 && a->bytes == b->bytes &&
            a->in_micro_step == b->in_micro_step && a->from_host == b->from_host &&
            memcmp(&a->kernels, &b->kernels, sizeof a->kernels) == 0;
 }
@@ -119,31 +133,15 @@ static Recorded new_nodes(Recorder *r, Exec *ex) {
 static void check_claimed(const Recorder *r, const Exec *ex) {
     size_t nodes = captured_nodes(ex)->size();
     if (nodes != r->claimed) {
-        run_error("%zu captured nodes belong to no operation: wrap the operation in predict.cu", nodes - r->claimed);
+        run_error("%zu captured nodes belong to no operation: launch kernels in operations alone", nodes - r->claimed);
     }
 }
-
-// host_bytes: of the problem's bytes, those that the operation reads from host memory
-static void record_read(Exec *ex, Group group, const Problem *problem, size_t host_bytes) {
-    Recorder *r = recorder_of(ex);
-    Call call;
-    memset(&call, 0, sizeof call);
-    call.problem = *problem;
-    call.group = group;
-    call.bytes = problem_bytes(problem) - (double)host_bytes;
-    call.flops = problem->flops;
-    call.from_host = host_bytes > 0;
-    call.kernels = new_nodes(r, ex);
-    add_call(r, &call, (double)host_bytes);
-}
-
-static void record(Exec *ex, Group group, const Problem *problem) { record_read(ex, group, problem, 0); }
 
 static void record_copy(Exec *ex, size_t bytes, double moved, bool from_host) {
     Recorder *r = recorder_of(ex);
     Call call;
     memset(&call, 0, sizeof call);
-    call.problem.op = &copy_case;
+    call.call.op = "copy";
     call.group = COPIES;
     call.bytes = moved * (double)bytes;
     call.from_host = from_host;
@@ -154,160 +152,39 @@ static void record_copy(Exec *ex, size_t bytes, double moved, bool from_host) {
 
 static void start_call(Exec *ex) { check_claimed(recorder_of(ex), ex); }
 
-// ---- the operations of a training step on one GPU: each runs the kernels and records itself
+// ---- the operations: hooks of hooked_ops
 
-static Group matmul_group(Exec *ex, int OC) {
-    return OC == recorder_of(ex)->model.local.vocab ? HEAD_MATMULS : BLOCK_MATMULS;
+static Group group_of(const OpCall *call, const GPT2 *m) {
+    const Operand *out = find_operand(call, "out"), *dout = find_operand(call, "dout");
+    int i = 0;
+    while (strncmp(call->op, group_words[i].word, strlen(group_words[i].word)) != 0) { i++; }
+    bool head = group_words[i].group == BLOCK_MATMULS && (out ? out : dout)->cols == (size_t)m->local.vocab;
+    return head ? HEAD_MATMULS : group_words[i].group;
 }
 
-static OpShape embedding_shape(int B, int T, Exec *ex) {
-    const GPT2 *m = &recorder_of(ex)->model;
-    return embedding_shape_of(&m->config, &m->local, B, T);
-}
-
-static void record_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T,
-                                     int C, Exec *ex) {
+static void before_operation(const OpCall *call, Exec *ex) {
+    (void)call;
     start_call(ex);
-    cuda_ops.embedding_forward(out, tokens, wte, wpe, B, T, C, ex);
-    Problem p = call_of("embedding_forward", embedding_shape(B, T, ex), 0);
-    record(ex, EMBEDDINGS, &p);
 }
 
-static void record_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
-                                      GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
-    start_call(ex);
-    cuda_ops.embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex);
-    Problem p = call_of("embedding_backward", embedding_shape(B, T, ex), gradient_variant(dwte, mode));
-    record(ex, EMBEDDINGS, &p);
-}
-
-static void record_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
-                                     const floatX *bias, int N, int C, Exec *ex) {
-    start_call(ex);
-    cuda_ops.layernorm_forward(out, mean, rstd, in, weight, bias, N, C, ex);
-    Problem p = call_rows("layernorm_forward", N, C, 0);
-    record(ex, LAYERNORMS, &p);
-}
-
-static void record_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
-                                             const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
-    start_call(ex);
-    cuda_ops.layernorm_from_statistics(out, in, mean, rstd, weight, bias, N, C, ex);
-    Problem p = call_rows("layernorm_from_statistics", N, C, 0);
-    record(ex, LAYERNORMS, &p);
-}
-
-static void record_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
-                                      const floatX *in, const floatX *weight, const real *mean, const real *rstd,
-                                      GradMode mode, int N, int C, Exec *ex) {
-    start_call(ex);
-    cuda_ops.layernorm_backward(dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex);
-    Problem p = call_rows("layernorm_backward", N, C, gradient_variant(dweight, mode));
-    record(ex, LAYERNORMS, &p);
-}
-
-static void record_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                  const floatX *residual, int N, int C, int OC, Exec *ex) {
-    start_call(ex);
-    cuda_ops.matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
-    Problem p = call_matmul_forward(bias, residual, N, C, OC);
-    record(ex, matmul_group(ex, OC), &p);
-}
-
-static void record_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                       const floatX *bias, int N, int C, int OC, Exec *ex) {
-    start_call(ex);
-    cuda_ops.matmul_gelu_forward(out, pre, in, weight, bias, N, C, OC, ex);
-    Problem p = call_matmul_gelu_forward(N, C, OC);
-    record(ex, matmul_group(ex, OC), &p);
-}
-
-static void record_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                   const floatX *dout, const floatX *in, const floatX *weight, const floatX *gelu_pre,
-                                   GradMode mode, int N, int C, int OC, Exec *ex) {
-    start_call(ex);
-    cuda_ops.matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
-    Problem p = call_matmul_backward(dinp, dweight, dbias, in, gelu_pre, mode, N, C, OC);
-    record(ex, matmul_group(ex, OC), &p);
-}
-
-static void record_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
-    start_call(ex);
-    cuda_ops.gelu_forward(out, in, n, ex);
-    int C = recorder_of(ex)->model.local.units;
-    Problem p = call_rows("gelu_forward", (int)(n / (size_t)C), C, 0);
-    record(ex, GELUS, &p);
-}
-
-static void record_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
-                                     Exec *ex) {
-    start_call(ex);
-    cuda_ops.attention_forward(out, lse, qkv, B, T, NH, HS, ex);
-    Problem p = call_attention("attention_forward", B, T, NH, HS);
-    record(ex, ATTENTION_FORWARDS, &p);
-}
-
-static void record_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
-                                      const real *lse, int B, int T, int NH, int HS, Exec *ex) {
-    start_call(ex);
-    cuda_ops.attention_backward(dqkv, dout, qkv, out, lse, B, T, NH, HS, ex);
-    Problem p = call_attention("attention_backward", B, T, NH, HS);
-    record(ex, ATTENTION_BACKWARDS, &p);
-}
-
-static void record_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
-                              Exec *ex) {
-    start_call(ex);
-    cuda_ops.classifier(losses, logits, targets, dloss, N, V, Vp, ex);
-    Problem p = call_classifier(dloss, N, V, Vp);
-    record(ex, CLASSIFIERS, &p);
-}
-
-static void record_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
-    start_call(ex);
-    cuda_ops.loss_sum(total, losses, scale, N, ex);
-    Problem p = call_rows("loss_sum", N, 0, 0);
-    record(ex, CLASSIFIERS, &p);
-}
-
-static void record_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
-    start_call(ex);
-    cuda_ops.global_norm_squared(out, x, mode, n, ex);
-    Problem p = call_flat("global_norm_squared", x, mode, n);
-    size_t bytes = n * dtype_size(x.dtype);
-    if (simt::memory_kind(x.at, bytes) == simt::PINNED) {  // --offload 2: gradients come over the link
-        record_read(ex, UPDATES, &p, bytes);
-    } else {
-        record(ex, UPDATES, &p);
+static void after_operation(const OpCall *op, Exec *ex) {
+    Recorder *r = recorder_of(ex);
+    Call call;
+    double host_bytes = 0;
+    memset(&call, 0, sizeof call);
+    call.call = *op;
+    for (Operand *o = call.call.operand; o->name; o++) {
+        size_t bytes = dtype_size(o->dtype) * o->rows * o->cols;
+        // --offload 2: the norm reads gradients over the link
+        if (o->at && simt::memory_kind(o->at, bytes) == simt::PINNED) { host_bytes += (double)bytes; }
+        o->at = o->at ? o->name : NULL;  // calls of other arrays with the same shapes are the same
     }
-}
-
-static void record_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
-    start_call(ex);
-    cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
-    Problem p = call_adamw_update(state, grads, n);
-    record(ex, UPDATES, &p);
-}
-
-static Ops recording_ops(void) {
-    Ops ops = cuda_ops;
-    ops.embedding_forward = record_embedding_forward;
-    ops.embedding_backward = record_embedding_backward;
-    ops.layernorm_forward = record_layernorm_forward;
-    ops.layernorm_from_statistics = record_layernorm_from_statistics;
-    ops.layernorm_backward = record_layernorm_backward;
-    ops.matmul_forward = record_matmul_forward;
-    ops.matmul_gelu_forward = record_matmul_gelu_forward;
-    ops.matmul_backward = record_matmul_backward;
-    ops.gelu_forward = record_gelu_forward;
-    ops.attention_forward = record_attention_forward;
-    ops.attention_backward = record_attention_backward;
-    ops.classifier = record_classifier;
-    ops.loss_sum = record_loss_sum;
-    ops.global_norm_squared = record_global_norm_squared;
-    ops.adamw_update = record_adamw_update;
-    return ops;
+    call.group = group_of(op, &r->model);
+    call.bytes = op_call_bytes(op) - host_bytes;
+    call.flops = op->flops;
+    call.from_host = host_bytes > 0;
+    call.kernels = new_nodes(r, ex);
+    add_call(r, &call, host_bytes);
 }
 
 // ---- copies and fills outside of the operations
@@ -453,14 +330,14 @@ typedef struct {
 } Prediction;
 
 static double call_seconds(const Roofline *r, const Call *c, Level level) {
-    if (c->problem.op == &copy_case) { return copy_seconds(r, c->bytes, c->from_host, level); }
+    if (is_copy(c)) { return copy_seconds(r, c->bytes, c->from_host, level); }
     if (c->from_host) { return c->kernels.kernels * START[level]; }  // and its bytes over the link: link.h
-    return roofline_seconds(r, &c->problem, &c->kernels, level) + c->kernels.others * copy_seconds(r, 0, false, level);
+    return roofline_seconds(r, &c->call, &c->kernels, level) + c->kernels.others * copy_seconds(r, 0, false, level);
 }
 
 static double call_floor(const Roofline *r, const Call *c) {
-    bool copy = c->problem.op == &copy_case;
-    if (!copy && !c->from_host) { return roofline_floor(r, &c->problem); }
+    bool copy = is_copy(c);
+    if (!copy && !c->from_host) { return roofline_floor(r, &c->call); }
     return c->bytes / (copy && c->from_host ? PCIE : r->gpu.bandwidth);
 }
 
@@ -482,7 +359,7 @@ static Prediction predict(const Recorder *recorder, const Roofline *r) {
         add_sums(&p.group[c->group], r, c);
         add_sums(&p.all, r, c);
         for (int level = 0; level < LEVELS; level++) {
-            double gaps = launch_gaps(r, &c->problem, &c->kernels, (Level)level);
+            double gaps = launch_gaps(r, &c->call, &c->kernels, (Level)level);
             double *part = c->in_micro_step ? p.micro_step : p.update;
             part[level] += c->times * (gaps + call_seconds(r, c, (Level)level));
             p.gaps[level] += c->times * gaps;
@@ -515,7 +392,7 @@ static void time_parts(Recorder *recorder, const Roofline *r) {
             const Call *c = &recorder->calls[t->events[i].at];
             for (int level = 0; level < LEVELS; level++) {
                 t->events[i].seconds[level] =
-                    call_seconds(r, c, (Level)level) + launch_gaps(r, &c->problem, &c->kernels, (Level)level);
+                    call_seconds(r, c, (Level)level) + launch_gaps(r, &c->call, &c->kernels, (Level)level);
             }
         }
     }
@@ -632,11 +509,22 @@ static void print_milliseconds(const char *name, const double seconds[LEVELS]) {
            1e3 * seconds[OPTIMISTIC]);
 }
 
+// "layernorm_backward dinp+=(128,64) dweight=(64,1) .. dout(128,64) ..": the arrays that it adds to, writes, reads
+static void call_title(char *title, size_t size, const OpCall *call) {
+    int length = snprintf(title, size, "%s", call->op);
+    for (const Operand *o = call->operand; o->name; o++) {
+        const char *use = !(o->use & WRITTEN) ? "" : o->use & READ ? "+=" : "=";
+        if (!o->at) { continue; }
+        length += snprintf(title + length, size - (size_t)length, " %s%s(%zu,%zu)", o->name, use, o->rows, o->cols);
+    }
+}
+
 static void print_call(const Call *c, const Roofline *r) {
     double seconds[LEVELS];
     for (int level = 0; level < LEVELS; level++) { seconds[level] = call_seconds(r, c, (Level)level); }
-    const char *title =
-        c->problem.op == &copy_case ? c->from_host ? "copy of the host" : "copy or fill" : problem_title(&c->problem);
+    char title[512];
+    snprintf(title, sizeof title, "%s", c->from_host ? "copy of the host" : "copy or fill");
+    if (!is_copy(c)) { call_title(title, sizeof title, &c->call); }
     printf("{\"operation\":\"%s\",\"group\":\"%s\",\"micro_step\":%s,\"times\":%.0f,\"kernels\":%d,\"others\":%d,"
            "\"bytes\":%.0f,\"flops\":%.0f,\"names\":[",
            title, group_names[c->group], c->in_micro_step ? "true" : "false", c->times, c->kernels.kernels,
@@ -782,6 +670,8 @@ static void record_training(Recorder *r, TrainArgs *a, const GpuModel *gpu, Comm
     options.graph = false;  // begin_recording captures
     Groups groups = {alone, alone, alone};
     gpt2_build(&r->model, config, options, groups);
+    r->hooks = OpHooks{&cuda_ops, before_operation, after_operation, NULL};
+    r->model.exec.hooks = &r->hooks;
     r->model.exec.rare_shapes = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
     record_update(r);
     check_link_bytes(r);
@@ -827,10 +717,9 @@ int main(int argc, char **argv) {
     }
     setenv("TRAIN_GPT2_PICKS", "", 1);  // no autotune cache
     simt::runtime().dry_run = true;
-    Ops ops = recording_ops();
     Device device = recording_device();
     Backend backend = cuda_backend;
-    backend.ops = &ops;
+    backend.ops = &hooked_ops;
     backend.device = &device;
     Comm *alone = comm_single(&device);
     Recorder *recorder = (Recorder *)xcalloc(1, sizeof *recorder);

@@ -2,7 +2,7 @@
 The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
 defines: Roofline, roofline_open, roofline_seconds, roofline_floor, launch_gaps, copy_seconds
 
-Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the operation (recorded.h).
+Bytes and FLOPs are those of ops.h, kernels those of a CUDA graph of the operation (recorded.h).
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
              matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
              bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or GELU's input, which the
@@ -19,7 +19,7 @@ Floor: the larger of FLOPs and bytes over the published rates, without anything 
 #pragma once
 #include "llmc/cuda_ops.cuh"
 #include "llmc/run/gpus.h"
-#include "llmc/self_check/cases.h"
+#include "llmc/op_call.h"
 #include "link.h"
 #include "recorded.h"
 
@@ -186,26 +186,28 @@ static inline double gemm_seconds(const Roofline *r, const Gemm *g, double bytes
 }
 
 // The GEMMs of an operation of matmul.cuh; returns their number.
-static inline int gemms_of(const Problem *p, Gemm gemm[2]) {
-    const OpShape *s = &p->shape;
-    double N = (double)shape_rows(s), C = s->C, OC = s->OC;
+static inline int gemms_of(const OpCall *call, Gemm gemm[2]) {
+    const Operand *out = find_operand(call, "out"), *in = find_operand(call, "in");
+    const Operand *dweight = find_operand(call, "dweight"), *dinp = find_operand(call, "dinp");
+    const double size = sizeof(floatX);
     int count = 0;
-    if (strcmp(p->op->name, "matmul_backward") != 0) {
-        gemm[count++] = Gemm{OC, N, C, (double)sizeof(floatX), false};
+    if (out) {
+        gemm[count++] = Gemm{(double)out->cols, (double)out->rows, (double)in->cols, size, false};
         return count;
     }
-    const Array *dweight = find_array(p, "dweight"), *in = find_array(p, "in");
-    if (dweight) { gemm[count++] = Gemm{C, OC, N, (double)dtype_size(dweight->dtype), true}; }
-    if (find_array(p, "dinp") || (in && in->role == INOUT)) {
-        gemm[count++] = Gemm{C, N, OC, (double)sizeof(floatX), false};
+    const Operand *dout = find_operand(call, "dout");
+    if (dweight) {
+        gemm[count++] = Gemm{(double)dweight->cols, (double)dweight->rows, (double)dout->rows,
+                             (double)dtype_size(dweight->dtype), true};
     }
+    if (dinp) { gemm[count++] = Gemm{(double)dinp->cols, (double)dinp->rows, (double)dout->cols, size, false}; }
     return count;
 }
 
 // seconds before the operation's kernels and copies; cuBLASLt's kernels are not launched early
-static inline double launch_gaps(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+static inline double launch_gaps(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
     Gemm gemm[2];
-    int gemms = strncmp(p->op->name, "matmul_", 7) == 0 ? gemms_of(p, gemm) : 0;
+    int gemms = strncmp(call->op, "matmul_", 7) == 0 ? gemms_of(call, gemm) : 0;
     int early = r->gpu.capability >= 90 && kernels->kernels > gemms ? kernels->kernels - gemms : 0;
     return early * EARLY_GAP[level] + (kernels->kernels + kernels->others - early) * GAP[level];
 }
@@ -213,54 +215,68 @@ static inline double launch_gaps(const Roofline *r, const Problem *p, const Reco
 static inline bool kernel_is(const char *name, const char *words) { return strstr(name, words) != NULL; }
 
 // bytes of a fused epilogue's further matrices
-static inline double epilogue_bytes(const Problem *p) {
+static inline double epilogue_bytes(const OpCall *call) {
     static const char *const names[] = {"residual", "pre", "gelu_pre"};
     double bytes = 0;
     for (int i = 0; i < 3; i++) {
-        const Array *a = find_array(p, names[i]);
-        if (a) { bytes += (double)array_bytes(a); }
+        const Operand *o = find_operand(call, names[i]);
+        if (o) { bytes += (double)dtype_size(o->dtype) * (double)o->rows * (double)o->cols; }
     }
     return bytes;
 }
 
 // bytes of our own kernels beside the GEMMs: column sums read a matrix again, epilogues read and write it
-static inline double unfused_bytes(const Problem *p, const Recorded *kernels) {
-    double N = (double)shape_rows(&p->shape), bytes = 0;
+static inline double unfused_bytes(const OpCall *call, const Recorded *kernels) {
+    const Operand *out = find_operand(call, "out") ? find_operand(call, "out") : find_operand(call, "dout");
+    double bytes = 0;
     int before = 0, gemms = 0;  // of the GEMMs, those before the kernel
-    bool backward = strcmp(p->op->name, "matmul_backward") == 0;
     Gemm gemm[2];
-    int count = gemms_of(p, gemm);
+    int count = gemms_of(call, gemm);
+    bool backward = strcmp(call->op, "matmul_backward") == 0 && count > 0 && !gemm[count - 1].weight_gradient;
     for (int i = 0; i < kernels->kernels && i < RECORDED_NAMES; i++) {
         bool sums = kernel_is(kernels->name[i], "matmul_column_sums"),
              epilogue = kernel_is(kernels->name[i], "matmul_epi");
         bool fold = kernel_is(kernels->name[i], "gradient_fold");
         gemms += !sums && !epilogue && !fold;
         before = gemms < count ? gemms : count;
-        double width = backward && before == count && count > 0 && gemm[count - 1].n == N ? p->shape.C : p->shape.OC;
-        bytes += sizeof(floatX) * N * width * (sums ? 1 : epilogue ? 3 : 0);
+        double width = backward && before == count ? gemm[count - 1].m : (double)out->cols;
+        bytes += sizeof(floatX) * (double)out->rows * width * (sums ? 1 : epilogue ? 3 : 0);
     }
     return bytes;
 }
 
-static inline double matmul_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+static inline double matmul_seconds(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
     Gemm gemm[2];
-    int count = gemms_of(p, gemm);
-    double unfused = unfused_bytes(p, kernels), seconds = stream_seconds(r, "", EXPOSED * epilogue_bytes(p), level);
-    for (int i = 0; i < count; i++) { seconds += gemm_seconds(r, &gemm[i], problem_bytes(p) / count, level); }
+    int count = gemms_of(call, gemm);
+    double unfused = unfused_bytes(call, kernels);
+    double seconds = stream_seconds(r, "", EXPOSED * epilogue_bytes(call), level);
+    for (int i = 0; i < count; i++) { seconds += gemm_seconds(r, &gemm[i], op_call_bytes(call) / count, level); }
     int own = kernels->kernels > count ? kernels->kernels - count : 0;
-    if (count == 0) { unfused = problem_bytes(p); }
+    if (count == 0) { unfused = op_call_bytes(call); }
     return seconds + stream_seconds(r, "", unfused, level) + (unfused > 0 || count == 0 ? own * START[level] : 0);
 }
 
 // ---- attention
 
+typedef struct {
+    double heads, T, HS;  // heads: of all sequences, B * NH
+} AttentionSize;
+
+static inline AttentionSize attention_size(const OpCall *call) {
+    const Operand *lse = find_operand(call, "lse"), *qkv = find_operand(call, "qkv");
+    AttentionSize s = {(double)lse->rows, (double)lse->cols, 0};
+    s.HS = (double)qkv->rows * (double)qkv->cols / 3 / s.heads / s.T;
+    return s;
+}
+
 // one tile kernel of `products` GEMMs over the pairs
-static inline double tile_kernel_seconds(const Roofline *r, const OpShape *s, int which, int products, Level level) {
+static inline double tile_kernel_seconds(const Roofline *r, const AttentionSize *s, int which, int products,
+                                         Level level) {
     const AttentionBusy *a = &r->attention[which];
     double own = a->busy > 0 ? a->own : 128, other = a->busy > 0 ? a->other : 64, T = s->T;
     double busy = a->busy > 0 ? a->busy : UNKNOWN_BUSY;
-    double blocks = ceil(T / own) * s->NH * s->B, pairs = T * (T + own) / 2;
-    double flops = 2.0 * products * s->B * s->NH * s->HS * pairs;
+    double blocks = ceil(T / own) * s->heads, pairs = T * (T + own) / 2;
+    double flops = 2.0 * products * s->heads * s->HS * pairs;
     double reach = attention_reach((T + own) / 2 / other, which != ATTENTION_FORWARD, level);
     double slots = (double)r->gpu.multiprocessors * (a->busy > 0 ? a->blocks : 2);
     double filled = blocks < slots ? blocks / slots : 1;
@@ -269,31 +285,30 @@ static inline double tile_kernel_seconds(const Roofline *r, const OpShape *s, in
 
 static inline bool head_has_tensor_tiles(int HS) { return HS == 32 || HS == 64 || HS == 80 || HS == 128; }
 
-static inline double attention_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
-    const OpShape *s = &p->shape;
-    bool backward = strcmp(p->op->name, "attention_backward") == 0;
-    if (DT_FLOATX != DT_BF16 || !head_has_tensor_tiles(s->HS)) {
-        return p->flops / (r->gpu.fp32_flops * PLAIN_SHARE) + kernels->kernels * START[level];
+static inline double attention_seconds(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
+    const AttentionSize s = attention_size(call);
+    if (DT_FLOATX != DT_BF16 || !head_has_tensor_tiles((int)s.HS)) {
+        return call->flops / (r->gpu.fp32_flops * PLAIN_SHARE) + kernels->kernels * START[level];
     }
-    if (!backward) { return tile_kernel_seconds(r, s, ATTENTION_FORWARD, 2, level); }
+    if (!find_operand(call, "dqkv")) { return tile_kernel_seconds(r, &s, ATTENTION_FORWARD, 2, level); }
     // dQ first reads its rows of out, for delta, and finds those of dout in L2
-    return tile_kernel_seconds(r, s, ATTENTION_DKV, 4, level) + tile_kernel_seconds(r, s, ATTENTION_DQ, 3, level) +
-           stream_seconds(r, "", (double)sizeof(floatX) * (double)attention_elements(s), level);
+    return tile_kernel_seconds(r, &s, ATTENTION_DKV, 4, level) + tile_kernel_seconds(r, &s, ATTENTION_DQ, 3, level) +
+           stream_seconds(r, "", (double)sizeof(floatX) * s.heads * s.T * s.HS, level);
 }
 
 // ---- an operation
 
-static inline bool is_attention(const Problem *p) {
-    return strcmp(p->op->name, "attention_forward") == 0 || strcmp(p->op->name, "attention_backward") == 0;
+static inline bool is_attention(const OpCall *call) {
+    return strcmp(call->op, "attention_forward") == 0 || strcmp(call->op, "attention_backward") == 0;
 }
 
-static inline double roofline_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
-    if (strncmp(p->op->name, "matmul_", 7) == 0) { return matmul_seconds(r, p, kernels, level); }
-    if (is_attention(p)) { return attention_seconds(r, p, kernels, level); }
-    return stream_seconds(r, p->op->name, problem_bytes(p), level) + kernels->kernels * START[level];
+static inline double roofline_seconds(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
+    if (strncmp(call->op, "matmul_", 7) == 0) { return matmul_seconds(r, call, kernels, level); }
+    if (is_attention(call)) { return attention_seconds(r, call, kernels, level); }
+    return stream_seconds(r, call->op, op_call_bytes(call), level) + kernels->kernels * START[level];
 }
 
-static inline double roofline_floor(const Roofline *r, const Problem *p) {
-    double rate = DT_FLOATX == DT_BF16 || !is_attention(p) ? r->peak : r->gpu.fp32_flops;
-    return fmax(p->flops / rate, problem_bytes(p) / r->gpu.bandwidth);
+static inline double roofline_floor(const Roofline *r, const OpCall *call) {
+    double rate = DT_FLOATX == DT_BF16 || !is_attention(call) ? r->peak : r->gpu.fp32_flops;
+    return fmax(call->flops / rate, op_call_bytes(call) / r->gpu.bandwidth);
 }

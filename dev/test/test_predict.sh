@@ -65,7 +65,7 @@ block += 8 * u                                                      # GELU
 block += u + 3 * u + 4 * N * NH                                     # attention
 block += 3 * u + u + 3 * u + u + 4 * N * NH
 head = 2 * (N * Vp + N * C + Vp * C) + 2 * (N * Vp + 2 * N * C + 2 * Vp * C)
-head += 4 * N + 2 * N * V + 2 * N * Vp + 4 * N                      # classifier
+head += 4 * N + 4 * N * Vp + 4 * N                                  # classifier
 head += 4 * N + 8                                                   # loss
 ends = (2 * u + 8 * N + 4 * C) + (4 * u + 8 * N + 6 * C)            # the final layernorm
 ends += u + 4 * N + 2 * N * C + 2 * T * C                           # embedding
@@ -105,9 +105,9 @@ expect("norms", times("global_norm_squared"), 1)
 backwards = {}
 for call in calls:
     if call["operation"].startswith("layernorm_backward"):
-        variant = call["operation"].split()[2]
-        backwards[variant] = backwards.get(variant, 0) + call["times"]
-expect("layernorm backwards by variant", backwards, {"0": 5, "1": 15})  # fp32: set, add
+        dweight = call["operation"].split()[2]
+        backwards[dweight] = backwards.get(dweight, 0) + call["times"]
+expect("layernorm backwards by mode", backwards, {"dweight=(128,1)": 5, "dweight+=(128,1)": 15})
 expect("FLOPs", total["flops"], total["flops_per_token"] * 512)'
 )"
 report "-r adds what it recomputes" "$(
@@ -152,7 +152,7 @@ def near(what, found, wanted):
         print(f"{what}: found {found}, expected {wanted}")
 # qkv: 18 x 256 tiles of 128 x 256 in 35 waves of 132; 12 steps of 64 in k, and 3 for begin and end
 rate = 0.80 * 989.4e12 / 132
-near("qkv", seconds("matmul_forward variant 1 B=1 T=65536 C=768 OC=2304"), 35 * 2 * 128 * 256 * 64 * 15 / rate + 1.5e-6)
+near("qkv", seconds("matmul_forward out=(65536,2304) in(65536,768)"), 35 * 2 * 128 * 256 * 64 * 15 / rate + 1.5e-6)
 def attention(busy, gemms, factor):
     T, own = 1024, 128
     tiles = (T + own) / 2 / 64
@@ -163,7 +163,7 @@ near("its backward", seconds("attention_backward"),
      attention(0.684, 4, 0.73) + attention(0.740, 3, 0.73) + 2 * 64 * 1024 * 768 / (0.75 * 4.8e12))
 # the head: 6 x 64 tiles in 3 waves, 786 steps; and 6 x 197 tiles of the weight gradient in 9 waves, 256 steps
 head = 3 * 2 * 128 * 256 * 64 * (786 + 3) / rate + 9 * 2 * 128 * 256 * 64 * (256 + 3) / (0.78 * rate)
-near("head", seconds("matmul_backward variant 77 B=1 T=16384 C=768 OC=50304"), head + 2 * 1.5e-6)'
+near("head", seconds("matmul_backward dinp=(16384,768) dweight=(50304,768)"), head + 2 * 1.5e-6)'
 )"
 report "the table has the totals of --json, with flags on either side of --gpu" "$(
     record --gpu a100 -e d12 -b 8 -d 8192 -r 0

@@ -1,25 +1,27 @@
 /*
 Every operation of llmc/ops.h as a row that runs on any table of operations: shapes, arrays and their values, tolerance,
 bytes moved, FLOPs, and the call. Tests and benchmarks loop over the rows. Nothing here needs a test framework.
+The call says everything about its arrays: problem_describe makes it with names in the place of arrays, and hooks that
+note the operands of ops.h instead of an operation.
 defines: OpShape, OpShapes, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
          problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title,
-         add_matmul_backward, add_adamw, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set,
-         array_doubles, array_difference
+         find_array, x_of, real_of, int_of, gradient_of, array_value, array_set, array_doubles, array_difference
 
 A test                                                      A benchmark
   for each row op of op_cases,                                OpShape s = op_shape_gpt2(op, B, T);
       shape s = op_shape(op, i), variant v < op->variants:    Problem p = problem_make(op, &s, v);
     Problem p = problem_make(op, s, v);                       time problem_run(&p, ops, &ex);
-    problem_run(&p, ops, &ex);                                problem_bytes(&p) and p.flops, over the time
+    problem_run(&p, ops, &ex);                                problem_bytes(&p), p.call.flops over the time
     array_difference(..) of every output;                     problem_free(&p);
     problem_free(&p);
 
-To add an operation: its shapes, unless a neighbour's fit; declare_<op>, which names its arrays in the order of ops.h;
-a fill_ function if normal values will not do; run_<op>, the call; and its row in the table at the end.
+To add an operation: its shapes, unless a neighbour's fit; run_<op>, the call; a fill_ function if normal values will
+not do; and its row in the table at the end.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
 #include "llmc/cpu_ops.h"
+#include "llmc/op_call.h"
 #include "llmc/common/rng.h"
 #include "llmc/common/compare.h"
 
@@ -156,7 +158,7 @@ static inline size_t part_rows(const OpShape *s) {
 // ---- an operation's arguments
 
 // INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place
-typedef enum { INPUT, OUTPUT, INOUT } ArrayRole;
+typedef enum { INPUT = READ, OUTPUT = WRITTEN, INOUT = READ | WRITTEN } ArrayRole;
 
 typedef struct {
     const char *name;
@@ -166,7 +168,6 @@ typedef struct {
     double scale;      // of the normal values that fill the array
     int end;           // of int32: the array is filled with indices in [0, end)
     bool sums_stored;  // a sum over values that were rounded to floatX
-    size_t moved;      // elements read plus elements written, at least: n, or 2n of an INOUT, unless declared otherwise
     void *data;        // the operation's argument; NULL until problem_make
     void *start;       // the values of data before a run
 } Array;
@@ -181,12 +182,12 @@ typedef struct {
     int variant;
     Array array[MAX_ARRAYS];
     int num_arrays;
-    double flops;  // of matmuls, two a multiply-add; elementwise arithmetic counts as none
+    OpCall call;      // rows and FLOPs of several calls are added
+    bool describing;  // arrays stand for their names
     // arguments that are not arrays
     GradMode mode;
-    DType gradients;  // type of parameter gradients, for add_gradient
+    DType gradients;  // type of parameter gradients
     real scale;       // classifier's dloss, loss_sum's scale
-    int chunk;        // positions of one attention_decode call
     AdamW adamw;
 } Problem;
 
@@ -194,10 +195,9 @@ struct OpCase {
     const char *name;
     const OpShapes *shapes;
     int variants;
-    int kernel_roundings;         // bf16: of a kernel's intermediates and result, one after another
-    double tolerance;             // of fp32 results: ||got - wanted|| / ||wanted||
-    void (*declare)(Problem *p);  // adds the arrays
-    void (*fill)(Problem *p);     // sets values that are not normal; NULL if all are
+    int kernel_roundings;      // bf16: of a kernel's intermediates and result, one after another
+    double tolerance;          // of fp32 results: ||got - wanted|| / ||wanted||
+    void (*fill)(Problem *p);  // sets values that are not normal; NULL if all are
     void (*run)(Problem *p, const Ops *ops, Exec *ex);  // calls the operation
 };
 
@@ -209,6 +209,7 @@ static inline const Array *find_array(const Problem *p, const char *name) {
 }
 
 static inline void *data_of(const Problem *p, const char *name, DType dtype) {
+    if (p->describing) { return (void *)name; }
     const Array *a = find_array(p, name);
     if (a && a->dtype != dtype) { run_error("array %s is %s, not %s", name, dtype_name(a->dtype), dtype_name(dtype)); }
     return a ? a->data : NULL;
@@ -221,50 +222,16 @@ static inline int *int_of(const Problem *p, const char *name) { return (int *)da
 // of either type
 static inline Gradient gradient_of(const Problem *p, const char *name) {
     const Array *a = find_array(p, name);
-    Gradient g = {a ? a->data : NULL, a ? a->dtype : p->gradients};
+    Gradient g = {p->describing ? (void *)name : a ? a->data : NULL, a ? a->dtype : p->gradients};
     return g;
-}
-
-// ---- naming arrays
-
-static inline Array *add_array(Problem *p, const char *name, ArrayRole role, DType dtype, size_t n) {
-    if (p->num_arrays == MAX_ARRAYS) { run_error("%s has more than %d arrays", p->op->name, MAX_ARRAYS); }
-    Array *a = &p->array[p->num_arrays++];
-    a->name = name;
-    a->role = role;
-    a->dtype = dtype;
-    a->n = n;
-    a->scale = 1;
-    a->moved = role == INOUT ? 2 * n : n;
-    return a;
-}
-
-static inline Array *add_x(Problem *p, const char *name, ArrayRole role, size_t n) {
-    return add_array(p, name, role, DT_FLOATX, n);
-}
-
-static inline Array *add_real(Problem *p, const char *name, ArrayRole role, size_t n) {
-    return add_array(p, name, role, DT_REAL, n);
-}
-
-// a parameter gradient: = or +=, by p->mode
-static inline Array *add_gradient(Problem *p, const char *name, size_t n) {
-    return add_array(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, p->gradients, n);
 }
 
 enum { GRADIENT_BF16 = 2, GRADIENT_BF16_ADD, GRADIENT_VARIANTS };
 
 // variants of a backward: GRAD_SET, GRAD_ADD, and the same two with gradients in bf16
-static inline void declare_gradients(Problem *p) {
+static inline void set_gradients(Problem *p) {
     p->mode = p->variant % 2 ? GRAD_ADD : GRAD_SET;
     p->gradients = p->variant < GRADIENT_BF16 ? DT_REAL : DT_BF16;
-}
-
-// indices in [0, end)
-static inline Array *add_indices(Problem *p, const char *name, size_t n, int end) {
-    Array *a = add_array(p, name, INPUT, DT_I32, n);
-    a->end = end;
-    return a;
 }
 
 // ---- values of arrays of any type
@@ -316,57 +283,18 @@ static inline void array_fill(const Array *a) {
     }
 }
 
-// ---- the operations: declare the arrays, fill special values, call
-
-// elements of wte that must be touched, with tokens as different as possible
-static inline size_t embedding_moved(const OpShape *s) {
-    size_t rows = shape_rows(s), ids = (size_t)s->V;
-    return (rows < ids ? rows : ids) * s->C;
-}
-
-static inline void declare_embedding_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    add_x(p, "out", OUTPUT, shape_elements(s));
-    add_indices(p, "tokens", shape_rows(s), s->V);
-    add_x(p, "wte", INPUT, (size_t)s->Vp * s->C)->moved = embedding_moved(s);
-    add_x(p, "wpe", INPUT, (size_t)s->T * s->C);
-}
+// ---- the operations: call, fill special values
 
 static inline void run_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     ops->embedding_forward(x_of(p, "out"), int_of(p, "tokens"), x_of(p, "wte"), x_of(p, "wpe"), s->B, s->T, s->C, ex);
 }
 
-static inline void declare_embedding_backward(Problem *p) {
-    const OpShape *s = &p->shape;
-    declare_gradients(p);
-    add_array(p, "dwte", INOUT, p->gradients, (size_t)s->Vp * s->C)->moved = 2 * embedding_moved(s);
-    Array *dwpe = add_gradient(p, "dwpe", (size_t)s->maxT * s->C);
-    if (p->mode == GRAD_ADD) { dwpe->moved = 2 * (size_t)s->T * s->C; }
-    add_x(p, "dout", INPUT, shape_elements(s));
-    add_indices(p, "tokens", shape_rows(s), s->V);
-}
-
 static inline void run_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
+    set_gradients(p);
     ops->embedding_backward(gradient_of(p, "dwte"), gradient_of(p, "dwpe"), x_of(p, "dout"), int_of(p, "tokens"),
                             p->mode, s->B, s->T, s->maxT, s->C, ex);
-}
-
-// number of rows with a token of this rank, if tokens are spread evenly over the vocabulary
-static inline size_t rows_here(const OpShape *s) { return shape_rows(s) * (size_t)part_ids(s) / (size_t)s->V; }
-
-// number of this rank's ids that must be touched
-static inline size_t ids_here(const OpShape *s) {
-    size_t ids = (size_t)part_ids(s);
-    return rows_here(s) < ids ? rows_here(s) : ids;
-}
-
-static inline void declare_token_embedding_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    add_x(p, "out", OUTPUT, shape_elements(s));
-    add_indices(p, "tokens", shape_rows(s), s->V);
-    add_x(p, "wte", INPUT, (size_t)s->Vp * s->C)->moved = ids_here(s) * s->C;
 }
 
 static inline void run_token_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -375,73 +303,31 @@ static inline void run_token_embedding_forward(Problem *p, const Ops *ops, Exec 
                                  s->B * s->T, s->C, ex);
 }
 
-static inline size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
-
-static inline void declare_position_embedding_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    add_x(p, "x", INOUT, part_rows(s) * s->C);
-    add_x(p, "wpe", INPUT, (size_t)s->T * s->C);
-}
-
 static inline void run_position_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     ops->position_embedding_forward(x_of(p, "x"), x_of(p, "wpe"), (int)part_first_row(s), (int)part_rows(s), s->T, s->C,
                                     ex);
 }
 
-static inline void declare_token_embedding_backward(Problem *p) {
+static inline void run_token_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     p->mode = GRAD_ADD;
     p->gradients = p->variant ? DT_BF16 : DT_REAL;
-    add_gradient(p, "dwte", (size_t)s->Vp * s->C)->moved = 2 * ids_here(s) * s->C;
-    add_x(p, "dout", INPUT, shape_elements(s))->moved = rows_here(s) * s->C;
-    add_indices(p, "tokens", shape_rows(s), s->V);
-}
-
-static inline void run_token_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
     ops->token_embedding_backward(gradient_of(p, "dwte"), x_of(p, "dout"), int_of(p, "tokens"), part_first_id(s), s->Vp,
                                   s->B * s->T, s->C, ex);
 }
 
-static inline void declare_position_embedding_backward(Problem *p) {
-    const OpShape *s = &p->shape;
-    declare_gradients(p);
-    Array *dwpe = add_gradient(p, "dwpe", (size_t)s->maxT * s->C);
-    if (p->mode == GRAD_ADD) { dwpe->moved = 2 * smaller_of(part_rows(s), s->T) * s->C; }
-    add_x(p, "dout", INPUT, part_rows(s) * s->C);
-}
-
 static inline void run_position_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
+    set_gradients(p);
     ops->position_embedding_backward(gradient_of(p, "dwpe"), x_of(p, "dout"), p->mode, (int)part_first_row(s),
                                      (int)part_rows(s), s->T, s->maxT, s->C, ex);
-}
-
-static inline void declare_layernorm_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    add_x(p, "out", OUTPUT, shape_elements(s));
-    add_real(p, "mean", OUTPUT, shape_rows(s));
-    add_real(p, "rstd", OUTPUT, shape_rows(s));
-    add_x(p, "in", INPUT, shape_elements(s));
-    add_x(p, "weight", INPUT, (size_t)s->C);
-    add_x(p, "bias", INPUT, (size_t)s->C);
 }
 
 static inline void run_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     ops->layernorm_forward(x_of(p, "out"), real_of(p, "mean"), real_of(p, "rstd"), x_of(p, "in"), x_of(p, "weight"),
                            x_of(p, "bias"), s->B * s->T, s->C, ex);
-}
-
-static inline void declare_layernorm_from_statistics(Problem *p) {
-    const OpShape *s = &p->shape;
-    add_x(p, "out", OUTPUT, shape_elements(s));
-    add_x(p, "in", INPUT, shape_elements(s));
-    add_real(p, "mean", INPUT, shape_rows(s));
-    add_real(p, "rstd", INPUT, shape_rows(s));
-    add_x(p, "weight", INPUT, (size_t)s->C);
-    add_x(p, "bias", INPUT, (size_t)s->C);
 }
 
 // mean and rstd are the forward's
@@ -459,62 +345,21 @@ static inline void run_layernorm_from_statistics(Problem *p, const Ops *ops, Exe
                                    x_of(p, "weight"), x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
-static inline void declare_layernorm_backward(Problem *p) {
-    const OpShape *s = &p->shape;
-    declare_gradients(p);
-    add_x(p, "dinp", INOUT, shape_elements(s));
-    add_gradient(p, "dweight", (size_t)s->C);
-    add_gradient(p, "dbias", (size_t)s->C);
-    add_x(p, "dout", INPUT, shape_elements(s));
-    add_x(p, "in", INPUT, shape_elements(s));
-    add_x(p, "weight", INPUT, (size_t)s->C);
-    add_real(p, "mean", INPUT, shape_rows(s));
-    add_real(p, "rstd", INPUT, shape_rows(s));
-}
-
 static inline void run_layernorm_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
+    set_gradients(p);
     ops->layernorm_backward(x_of(p, "dinp"), gradient_of(p, "dweight"), gradient_of(p, "dbias"), x_of(p, "dout"),
                             x_of(p, "in"), x_of(p, "weight"), real_of(p, "mean"), real_of(p, "rstd"), p->mode,
                             s->B * s->T, s->C, ex);
 }
 
-static inline size_t matmul_outputs(const OpShape *s) { return shape_rows(s) * s->OC; }
-static inline double matmul_flops(const OpShape *s) { return 2.0 * (double)shape_elements(s) * s->OC; }
-
-// weight (OC,C), scaled so that the output's elements are about 1
-static inline Array *add_matmul_weight(Problem *p) {
-    Array *weight = add_x(p, "weight", INPUT, (size_t)p->shape.OC * p->shape.C);
-    weight->scale = 1 / sqrt((double)p->shape.C);
-    return weight;
-}
-
 enum { MATMUL_WITH_BIAS = 1, MATMUL_WITH_RESIDUAL = 2, MATMUL_WITH_BOTH = 3, MATMUL_FORWARD_VARIANTS };
-
-static inline void declare_matmul_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    p->flops = matmul_flops(s);
-    add_x(p, "out", OUTPUT, matmul_outputs(s));
-    add_x(p, "in", INPUT, shape_elements(s));
-    add_matmul_weight(p);
-    if (p->variant & MATMUL_WITH_BIAS) { add_x(p, "bias", INPUT, (size_t)s->OC); }
-    if (p->variant & MATMUL_WITH_RESIDUAL) { add_x(p, "residual", INPUT, matmul_outputs(s)); }
-}
 
 static inline void run_matmul_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->matmul_forward(x_of(p, "out"), x_of(p, "in"), x_of(p, "weight"), x_of(p, "bias"), x_of(p, "residual"),
-                        s->B * s->T, s->C, s->OC, ex);
-}
-
-static inline void declare_matmul_gelu_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    p->flops = matmul_flops(s);
-    add_x(p, "out", OUTPUT, matmul_outputs(s));
-    add_x(p, "pre", OUTPUT, matmul_outputs(s));
-    add_x(p, "in", INPUT, shape_elements(s));
-    add_matmul_weight(p);
-    add_x(p, "bias", INPUT, (size_t)s->OC);
+    const floatX *bias = p->variant & MATMUL_WITH_BIAS ? x_of(p, "bias") : NULL;
+    const floatX *residual = p->variant & MATMUL_WITH_RESIDUAL ? x_of(p, "residual") : NULL;
+    ops->matmul_forward(x_of(p, "out"), x_of(p, "in"), x_of(p, "weight"), bias, residual, s->B * s->T, s->C, s->OC, ex);
 }
 
 static inline void run_matmul_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -560,37 +405,16 @@ enum {
     MATMUL_BACKWARD_VARIANTS
 };
 
-// in is read for dweight, weight for dinp
-static inline void add_matmul_backward(Problem *p, const MatmulBackwardVariant *v) {
-    const OpShape *s = &p->shape;
-    p->mode = v->mode;
-    p->gradients = v->rounded ? DT_BF16 : DT_REAL;
-    p->flops = matmul_flops(s) * (v->dinp + v->dweight);
-    if (v->dinp && !v->in_place) { add_x(p, "dinp", OUTPUT, shape_elements(s)); }
-    if (v->dweight) { add_gradient(p, "dweight", (size_t)s->OC * s->C); }
-    if (v->dbias) { add_gradient(p, "dbias", (size_t)s->OC); }
-    if (v->gelu) { add_gradient(p, "dgelu_bias", (size_t)s->C)->sums_stored = true; }
-    add_x(p, "dout", INPUT, matmul_outputs(s));
-    add_x(p, "in", v->in_place ? INOUT : INPUT, shape_elements(s))->moved *= v->dweight;
-    add_matmul_weight(p)->moved *= v->dinp;
-    if (v->gelu) { add_x(p, "gelu_pre", INPUT, shape_elements(s)); }
-}
-
-static inline void declare_matmul_backward(Problem *p) {
-    add_matmul_backward(p, &matmul_backward_variants[p->variant]);
-}
-
 static inline void run_matmul_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    bool in_place = matmul_backward_variants[p->variant].in_place;
-    ops->matmul_backward(x_of(p, in_place ? "in" : "dinp"), gradient_of(p, "dweight"), gradient_of(p, "dbias"),
-                         gradient_of(p, "dgelu_bias"), x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"),
-                         x_of(p, "gelu_pre"), p->mode, s->B * s->T, s->C, s->OC, ex);
-}
-
-static inline void declare_gelu_forward(Problem *p) {
-    add_x(p, "out", OUTPUT, shape_elements(&p->shape));
-    add_x(p, "in", INPUT, shape_elements(&p->shape))->scale = 2;
+    const MatmulBackwardVariant *v = &matmul_backward_variants[p->variant];
+    p->mode = v->mode;
+    p->gradients = v->rounded ? DT_BF16 : DT_REAL;
+    ops->matmul_backward(
+        v->dinp ? x_of(p, v->in_place ? "in" : "dinp") : NULL, v->dweight ? gradient_of(p, "dweight") : no_gradient,
+        v->dbias ? gradient_of(p, "dbias") : no_gradient, v->gelu ? gradient_of(p, "dgelu_bias") : no_gradient,
+        x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"), v->gelu ? x_of(p, "gelu_pre") : NULL, p->mode, s->B * s->T,
+        s->C, s->OC, ex);
 }
 
 static inline void run_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -600,15 +424,6 @@ static inline void run_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
 // variants, a sum of bits: no bias; out is in, or out is residual, instead of a separate array
 enum { RESIDUAL_WITHOUT_BIAS = 1, RESIDUAL_OVER_IN = 2, RESIDUAL_OVER_RESIDUAL = 4, RESIDUAL_VARIANTS = 6 };
 
-static inline void declare_residual_forward(Problem *p) {
-    size_t n = shape_elements(&p->shape);
-    bool over_in = p->variant & RESIDUAL_OVER_IN, over_residual = p->variant & RESIDUAL_OVER_RESIDUAL;
-    if (!over_in && !over_residual) { add_x(p, "out", OUTPUT, n); }
-    add_x(p, "in", over_in ? INOUT : INPUT, n);
-    if (!(p->variant & RESIDUAL_WITHOUT_BIAS)) { add_x(p, "bias", INPUT, (size_t)p->shape.C); }
-    add_x(p, "residual", over_residual ? INOUT : INPUT, n);
-}
-
 // the array that the variant writes
 static inline const char *residual_output(const Problem *p) {
     return p->variant & RESIDUAL_OVER_IN ? "in" : p->variant & RESIDUAL_OVER_RESIDUAL ? "residual" : "out";
@@ -616,24 +431,8 @@ static inline const char *residual_output(const Problem *p) {
 
 static inline void run_residual_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->residual_forward(x_of(p, residual_output(p)), x_of(p, "in"), x_of(p, "bias"), x_of(p, "residual"), s->B * s->T,
-                          s->C, ex);
-}
-
-static inline size_t attention_elements(const OpShape *s) { return shape_rows(s) * s->NH * s->HS; }
-
-// of `products` matmuls over the causal pairs of a query and a key
-static inline double attention_flops(const OpShape *s, int B, int products) {
-    double pairs = 0.5 * s->T * (s->T + 1.0);
-    return 2.0 * products * B * s->NH * s->HS * pairs;
-}
-
-static inline void declare_attention_forward(Problem *p) {
-    const OpShape *s = &p->shape;
-    p->flops = attention_flops(s, s->B, 2);  // scores, and sums of values
-    add_x(p, "out", OUTPUT, attention_elements(s));
-    add_real(p, "lse", OUTPUT, shape_rows(s) * s->NH);
-    add_x(p, "qkv", INPUT, 3 * attention_elements(s));
+    const floatX *bias = p->variant & RESIDUAL_WITHOUT_BIAS ? NULL : x_of(p, "bias");
+    ops->residual_forward(x_of(p, residual_output(p)), x_of(p, "in"), bias, x_of(p, "residual"), s->B * s->T, s->C, ex);
 }
 
 static inline void run_attention_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -642,36 +441,15 @@ static inline void run_attention_forward(Problem *p, const Ops *ops, Exec *ex) {
 }
 
 // One sequence. Variants: all positions in one call, one a call, three a call. Each call reads the cache.
-static inline void declare_attention_decode(Problem *p) {
-    const OpShape *s = &p->shape;
-    size_t C = (size_t)s->NH * s->HS, n = s->T * C, cached = 0;
-    p->flops = attention_flops(s, 1, 2);
-    p->chunk = p->variant == 0 ? s->T : p->variant == 1 ? 1 : 3;
-    for (int pos = 0; pos < s->T; pos += p->chunk) { cached += pos * C; }
-    add_x(p, "out", OUTPUT, n);
-    add_x(p, "keys", OUTPUT, n)->moved = n + cached;
-    add_x(p, "values", OUTPUT, n)->moved = n + cached;
-    add_x(p, "qkv", INPUT, 3 * n);
-}
-
 static inline void run_attention_decode(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    size_t C = (size_t)s->NH * s->HS;
-    for (int pos = 0; pos < s->T; pos += p->chunk) {
-        int n = s->T - pos < p->chunk ? s->T - pos : p->chunk;
+    size_t C = p->describing ? 0 : (size_t)s->NH * s->HS;
+    int chunk = p->variant == 0 ? s->T : p->variant == 1 ? 1 : 3;
+    for (int pos = 0; pos < s->T; pos += chunk) {
+        int n = s->T - pos < chunk ? s->T - pos : chunk;
         ops->attention_decode(x_of(p, "out") + pos * C, x_of(p, "keys"), x_of(p, "values"),
                               x_of(p, "qkv") + 3 * pos * C, pos, n, s->NH, s->HS, ex);
     }
-}
-
-static inline void declare_attention_backward(Problem *p) {
-    const OpShape *s = &p->shape;
-    p->flops = attention_flops(s, s->B, 5);  // scores once more, and the gradients of P, V, Q and K
-    add_x(p, "dqkv", OUTPUT, 3 * attention_elements(s));
-    add_x(p, "dout", INPUT, attention_elements(s));
-    add_x(p, "qkv", INPUT, 3 * attention_elements(s));
-    add_x(p, "out", INPUT, attention_elements(s));
-    add_real(p, "lse", INPUT, shape_rows(s) * s->NH);
 }
 
 // out and lse are the forward's
@@ -684,19 +462,6 @@ static inline void run_attention_backward(Problem *p, const Ops *ops, Exec *ex) 
 }
 
 enum { CLASSIFIER_GRADIENT, CLASSIFIER_LOSS, CLASSIFIER_VARIANTS };
-
-// padding is written, never read
-static inline void declare_classifier(Problem *p) {
-    const OpShape *s = &p->shape;
-    size_t N = shape_rows(s);
-    bool gradient = p->variant == CLASSIFIER_GRADIENT;
-    p->scale = gradient ? (real)0.25 : 0;
-    add_real(p, "losses", OUTPUT, N);
-    Array *logits = add_x(p, "logits", gradient ? INOUT : INPUT, N * s->Vp);
-    logits->scale = 3;
-    logits->moved = N * s->V + (gradient ? logits->n : 0);
-    add_indices(p, "targets", N, s->V);
-}
 
 // every fifth row has no target
 static inline void fill_targets(Problem *p) {
@@ -714,18 +479,9 @@ static inline void fill_padding(Problem *p) {
 
 static inline void run_classifier(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
+    p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0;
     ops->classifier(real_of(p, "losses"), x_of(p, "logits"), int_of(p, "targets"), p->scale, s->B * s->T, s->V, s->Vp,
                     ex);
-}
-
-static inline void declare_classifier_statistics(Problem *p) {
-    const OpShape *s = &p->shape;
-    size_t N = shape_rows(s);
-    add_real(p, "statistics", OUTPUT, 3 * N);
-    Array *logits = add_x(p, "logits", INPUT, N * s->Vp);
-    logits->scale = 3;
-    logits->moved = N * (size_t)part_ids(s);
-    add_indices(p, "targets", N, s->V);
 }
 
 // the same for a slice of the columns
@@ -741,20 +497,6 @@ static inline void run_classifier_statistics(Problem *p, const Ops *ops, Exec *e
     const OpShape *s = &p->shape;
     ops->classifier_statistics(real_of(p, "statistics"), x_of(p, "logits"), int_of(p, "targets"), part_first_id(s),
                                s->B * s->T, s->V, s->Vp, ex);
-}
-
-// variants: the classifier's
-static inline void declare_classifier_from_statistics(Problem *p) {
-    const OpShape *s = &p->shape;
-    size_t N = shape_rows(s);
-    bool gradient = p->variant == CLASSIFIER_GRADIENT;
-    p->scale = gradient ? (real)0.25 : 0;
-    add_real(p, "losses", OUTPUT, N);
-    Array *logits = add_x(p, "logits", gradient ? INOUT : INPUT, N * s->Vp);
-    logits->scale = 3;
-    logits->moved = gradient ? N * (size_t)part_ids(s) + logits->n : 0;
-    add_real(p, "statistics", INPUT, (size_t)s->ranks * N * 3);
-    add_indices(p, "targets", N, s->V)->moved = gradient ? N : 0;
 }
 
 // The rank's own statistics are computed from its logits. The other ranks' have plausible values.
@@ -779,43 +521,24 @@ static inline void fill_rank_statistics(Problem *p) {
 
 static inline void run_classifier_from_statistics(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
+    p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0;
     ops->classifier_from_statistics(real_of(p, "losses"), x_of(p, "logits"), real_of(p, "statistics"),
                                     int_of(p, "targets"), p->scale, s->ranks, part_first_id(s), s->B * s->T, s->V,
                                     s->Vp, ex);
 }
 
-static inline void declare_loss_sum(Problem *p) {
-    p->scale = (real)0.37;
-    add_real(p, "total", INOUT, 1);
-    add_real(p, "losses", INPUT, shape_rows(&p->shape));
-}
-
 static inline void run_loss_sum(Problem *p, const Ops *ops, Exec *ex) {
+    p->scale = (real)0.37;
     ops->loss_sum(real_of(p, "total"), real_of(p, "losses"), p->scale, (int)shape_rows(&p->shape), ex);
 }
 
-// a real result, = or += by p->mode, of an x of either type
-static inline void add_result(Problem *p, const char *name, size_t n) {
-    add_real(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, n);
-}
-
-static inline void declare_gradient_accumulate(Problem *p) {
-    declare_gradients(p);
-    add_result(p, "sum", p->shape.n);
-    add_array(p, "x", INPUT, p->gradients, p->shape.n);
-}
-
 static inline void run_gradient_accumulate(Problem *p, const Ops *ops, Exec *ex) {
+    set_gradients(p);
     ops->gradient_accumulate(real_of(p, "sum"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
 }
 
-static inline void declare_global_norm_squared(Problem *p) {
-    declare_gradients(p);
-    add_result(p, "out", 1);
-    add_array(p, "x", INPUT, p->gradients, p->shape.n);
-}
-
 static inline void run_global_norm_squared(Problem *p, const Ops *ops, Exec *ex) {
+    set_gradients(p);
     ops->global_norm_squared(real_of(p, "out"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
 }
 
@@ -854,37 +577,6 @@ static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
     return count[0] + count[1] + count[2];
 }
 
-// the arrays of p->variant (ADAMW_VARIANT); `updated` of their elements are read and written
-static inline void add_adamw(Problem *p, size_t updated) {
-    static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
-    size_t n = p->shape.n, blocks = moment_blocks(n);
-    int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant), grads = adamw_grads(p->variant);
-    add_x(p, "params", INOUT, n)->moved = (weights == ADAMW_MASTER ? 1 : 2) * updated;
-    if (weights == ADAMW_MASTER) { add_real(p, "master", INOUT, n)->moved = 2 * updated; }
-    if (weights == ADAMW_SPLIT) { add_array(p, "remainder", INOUT, DT_I16, n)->moved = 2 * updated; }
-    add_array(p, "m", INOUT, types[moments], n)->moved = 2 * updated;
-    add_array(p, "v", INOUT, types[moments], n)->moved = 2 * updated;
-    if (moments == ADAMW_BYTES) {
-        add_array(p, "m_scales", INOUT, DT_F32, blocks)->moved = 2 * updated / MOMENT_BLOCK;
-        add_array(p, "v_scales", INOUT, DT_F32, blocks)->moved = 2 * updated / MOMENT_BLOCK;
-    }
-    add_array(p, "grads", INPUT, types[grads], n)->moved = updated;
-    add_real(p, "norm_squared", INPUT, 1);
-    add_array(p, "ranges", INPUT, DT_U8, NUM_RANGES * sizeof(UpdateRange))->moved = 0;
-}
-
-// Variants: ADAMW_VARIANT. Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm.
-// A large learning rate and an epsilon of sqrt(v)'s order make each term of the update visible.
-static inline void declare_adamw_update(Problem *p) {
-    size_t n = p->shape.n;
-    UpdateRange ranges[NUM_RANGES];
-    real norm = (real)sqrt((double)n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
-    int which_clip = (adamw_weights(p->variant) + adamw_moments(p->variant) + adamw_grads(p->variant)) % ADAMW_KINDS;
-    AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
-    p->adamw = adamw;
-    add_adamw(p, adamw_ranges(ranges, n));
-}
-
 // any code may occur; these scales keep the moments as small as those of the other types
 static inline void fill_codes(Problem *p, const char *codes, const char *scales, double last_number) {
     const Array *a = find_array(p, codes), *of_blocks = find_array(p, scales);
@@ -916,20 +608,52 @@ static inline void fill_update(Problem *p) {
     adamw_ranges((UpdateRange *)find_array(p, "ranges")->data, p->shape.n);
 }
 
+// Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
+// and an epsilon of sqrt(v)'s order make each term of the update visible.
+static inline AdamW adamw_numbers(const Problem *p) {
+    real norm = (real)sqrt((double)p->shape.n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
+    int which_clip = (adamw_weights(p->variant) + adamw_moments(p->variant) + adamw_grads(p->variant)) % ADAMW_KINDS;
+    AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
+    return adamw;
+}
+
+// The call counts the elements of the ranges. The arrays also have those of the gap, which keep their values.
+static inline void describe_adamw_arrays(Problem *p) {
+    for (int i = 0; i < p->num_arrays; i++) {
+        Array *a = &p->array[i];
+        if (strstr(a->name, "_scales")) {
+            a->n = moment_blocks(p->shape.n);
+        } else if (strcmp(a->name, "norm_squared") != 0) {
+            a->n = p->shape.n;
+        }
+        if (a->role == OUTPUT) { a->role = INOUT; }
+    }
+    Array ranges = {"ranges", DT_U8, INPUT, NUM_RANGES * sizeof(UpdateRange), 1, 0, false, NULL, NULL};
+    p->array[p->num_arrays++] = ranges;
+}
+
 static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
-    const Array *m = find_array(p, "m"), *v = find_array(p, "v");
+    static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
+    int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant);
     UpdateRange ranges[NUM_RANGES];
-    OptimizerState state = {x_of(p, "params"),
-                            real_of(p, "master"),
-                            (int16_t *)data_of(p, "remainder", DT_I16),
-                            m->data,
-                            v->data,
-                            m->dtype,
-                            (float *)data_of(p, "m_scales", DT_F32),
-                            (float *)data_of(p, "v_scales", DT_F32)};
+    OptimizerState state;
+    memset(&state, 0, sizeof state);
+    state.params = x_of(p, "params");
+    if (weights == ADAMW_MASTER) { state.master = real_of(p, "master"); }
+    if (weights == ADAMW_SPLIT) { state.remainder = (int16_t *)data_of(p, "remainder", DT_I16); }
+    state.moments = types[moments];
+    state.m = data_of(p, "m", state.moments);
+    state.v = data_of(p, "v", state.moments);
+    if (moments == ADAMW_BYTES) {
+        state.m_scales = (float *)data_of(p, "m_scales", DT_F32);
+        state.v_scales = (float *)data_of(p, "v_scales", DT_F32);
+    }
+    p->gradients = types[adamw_grads(p->variant)];
+    p->adamw = adamw_numbers(p);
     ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
-                      (const UpdateRange *)find_array(p, "ranges")->data, NUM_RANGES, adamw_ranges(ranges, p->shape.n),
+                      (const UpdateRange *)data_of(p, "ranges", DT_U8), NUM_RANGES, adamw_ranges(ranges, p->shape.n),
                       &p->adamw, ex);
+    if (p->describing) { describe_adamw_arrays(p); }
 }
 
 // ---- the table
@@ -940,7 +664,7 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
 // probabilities and their gradient before the next product; and the result.
 
 #define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
-    { #name, &shapes##_shapes, variants, kernel_roundings, tolerance, declare_##name, fill, run_##name }
+    { #name, &shapes##_shapes, variants, kernel_roundings, tolerance, fill, run_##name }
 // clang-format off
 static const OpCase op_cases[] = {
     //  fp32  bf16 shapes         operation                    variants, fill
@@ -997,23 +721,60 @@ static inline OpShape op_shape_gpt2(const OpCase *op, int B, int T) {
 
 // ---- running one
 
+// An operand whose name is o->at: the array, or another use of an array that has this name.
+static inline void describe_array(Problem *p, const Operand *o) {
+    const OpShape *s = &p->shape;
+    const char *name = (const char *)o->at;
+    int i = 0;
+    while (i < p->num_arrays && strcmp(p->array[i].name, name) != 0) { i++; }
+    if (i == MAX_ARRAYS) { run_error("%s has more than %d arrays", p->op->name, MAX_ARRAYS); }
+    Array *a = &p->array[i];
+    if (i == p->num_arrays) { p->num_arrays++; }
+    a->name = name;
+    a->dtype = o->dtype;
+    a->role = (ArrayRole)((int)a->role | (o->use & INOUT));
+    a->n = o->rows * o->cols;
+    if (o->use & SOME_ROWS) { a->n = s->Vp ? (size_t)s->Vp * s->C : (size_t)s->T * o->cols; }  // wte, or a KV cache
+    bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, of_gelu = strcmp(p->op->name, "gelu_forward") == 0;
+    a->scale = strcmp(name, "logits") == 0 ? 3 : of_gelu ? 2 : of_matmul ? 1 / sqrt((double)s->C) : 1;  // outputs of 1
+    a->end = s->V;
+    a->sums_stored = strcmp(name, "dgelu_bias") == 0;
+}
+
+static inline void describe_call(const OpCall *call, Exec *ex) {
+    Problem *p = (Problem *)ex->hooks->ctx;
+    if (!p->call.op) {
+        p->call = *call;
+    } else {
+        p->call.flops += call->flops;
+        for (int i = 0; call->operand[i].name; i++) { p->call.operand[i].rows += call->operand[i].rows; }
+    }
+    p->num_arrays = 0;
+    memset(p->array, 0, sizeof p->array);
+    for (const Operand *o = p->call.operand; o->name; o++) {
+        if (o->at && o->rows > 0) { describe_array(p, o); }
+    }
+}
+
 // the problem without memory: bytes moved, FLOPs, and sizes of the arrays
 static inline Problem problem_describe(const OpCase *op, const OpShape *shape, int variant) {
     Problem p;
+    Exec ex;
+    OpHooks hooks = {NULL, describe_call, NULL, &p};
+    memset(&ex, 0, sizeof ex);
     memset(&p, 0, sizeof p);
     p.op = op;
     p.shape = *shape;
     p.variant = variant;
-    op->declare(&p);
+    p.describing = true;
+    ex.hooks = &hooks;
+    op->run(&p, &hooked_ops, &ex);
+    p.describing = false;
     return p;
 }
 
 // bytes that the operation must read and write, at least
-static inline double problem_bytes(const Problem *p) {
-    double bytes = 0;
-    for (int i = 0; i < p->num_arrays; i++) { bytes += (double)p->array[i].moved * dtype_size(p->array[i].dtype); }
-    return bytes;
-}
+static inline double problem_bytes(const Problem *p) { return op_call_bytes(&p->call); }
 
 static inline size_t array_bytes(const Array *a) { return a->n * dtype_size(a->dtype); }
 

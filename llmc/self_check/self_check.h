@@ -385,7 +385,7 @@ static inline double time_operation(const OpCase *op, const OpShape *s, CheckedD
                                     double *flops) {
     Problem p = problem_make(op, s, 0), on_device = problem_on_device(&p, d->backend->device);
     *bytes = problem_bytes(&p);
-    *flops = p.flops;
+    *flops = p.call.flops;
     double seconds = seconds_of_run(&on_device, d);
     for (int i = 0; i < p.num_arrays; i++) { d->backend->device->release(on_device.array[i].data); }
     problem_free(&p);
