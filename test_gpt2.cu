@@ -372,8 +372,6 @@ static ModelOptions training(int B, int T) {
                       {1, 0, 0, 1, 0, 0},
                       true,
                       {{0, 0, 0}},
-                      false,
-                      0,
                       0};
     return p;
 }
@@ -1090,10 +1088,10 @@ static void test_planned_is_allocated(void **state) {
     }
 }
 
-// Every memory flag sets its field of ModelOptions, and fit_apply sets the flags from ModelOptions.
+// Every memory flag sets its field of ModelOptions.
 static void test_flags_set_the_options(void **state) {
     (void)state;
-    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0 "
+    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -ge 1 -w none -om 8bit -gd bf16 --graph 0 "
                   "--offload 4";
     char *argv[32];
     int argc = 0;
@@ -1104,39 +1102,22 @@ static void test_flags_set_the_options(void **state) {
     ModelOptions p = model_options(&a, &config, backend), usual = model_options(&default_args, &config, backend);
     assert_true(p.B == 3 && p.T == 16 && p.micro_steps == 2 && p.training && !p.graph && usual.graph);
     assert_true(p.recompute.level == 3 && p.recompute.every == 2 && p.recompute.layers == 4);
-    assert_true(p.classifier_rows == 5 && p.fuse_gelu && p.master == MASTER_NONE);
+    assert_true(p.fuse_gelu && p.master == MASTER_NONE);
     assert_true(p.moments == DT_U8 && p.gradients == DT_BF16);
-    bool gpu = on_gpu(&p);  // a CPU ignores --offload
+    bool gpu = is_gpu(p.backend);  // a CPU ignores --offload
     assert_true(p.sharding.offload == (gpu ? 4 : 0) && p.recompute.offload_inputs == gpu);
     assert_true(usual.sharding.offload == 0 && !usual.recompute.offload_inputs);
     assert_true(usual.recompute.level == 0 && usual.recompute.every == 1 && usual.recompute.layers == 12);
-    assert_true(usual.classifier_rows == 0 && !usual.fuse_gelu && usual.master == MASTER_SPLIT);
+    assert_true(!usual.fuse_gelu && usual.master == MASTER_SPLIT);
     assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
     a = default_args;
     a.recompute = 4;
     a.recompute_every = 0;
     const GPT2Config deep = {1024, 50257, 50304, 48, 25, 1600};
     assert_int_equal(model_options(&a, &deep, backend).recompute.every, 2);
-    ModelOptions chosen = model_options(&a, &deep, backend);
-    chosen.B = 2;
-    chosen.micro_steps = 5;
-    chosen.recompute.layers = 7;
-    chosen.classifier_rows = 9;
-    chosen.fuse_gelu = true;
-    chosen.master = MASTER_NONE;
-    chosen.moments = DT_BF16;
-    chosen.gradients = DT_BF16;
-    options_set_offload(&chosen, gpu ? 3 : 0);
-    fit_apply(&a, &chosen, 48);
-    ModelOptions again = model_options(&a, &deep, backend);
-    assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
-    assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
-    assert_true(again.fuse_gelu);
-    assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
-    assert_int_equal(again.sharding.offload, gpu ? 3 : 0);
 }
 
-// for -r, -rk, -rn, -lc, -w, -om, -gd and --offload
+// for -r, -rk, -rn, -w, -om, -gd, --offload and the rows of a logits chunk
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
@@ -1517,9 +1498,12 @@ static void test_sums_of_many_micro_batches(void **state) {
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
     assert_true(in_bf16 > 1e-3);
     for (int B = backend == &cpu_backend ? 1 : MANY / 4; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
-    assert_int_equal(auto_gradients(64, 0), DT_REAL);
-    assert_int_equal(auto_gradients(64, 2), DT_FLOATX);
-    assert_int_equal(auto_gradients(1, 0), DT_FLOATX);
+    TrainArgs a = default_args;
+    assert_int_equal(gradients_of(&a), DT_FLOATX);
+    a.batch_tokens = (int64_t)64 * a.B * a.T;
+    assert_int_equal(gradients_of(&a), DT_REAL);
+    a.zero = 2;
+    assert_int_equal(gradients_of(&a), DT_FLOATX);
 }
 
 // A run with one micro-batch per update agrees with a run of four.

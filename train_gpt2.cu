@@ -36,7 +36,7 @@ nothing.
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
-#include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory, note_pinning
+#include "llmc/run/fit.h"                   // choose_options, choose_what_fits, check_memory, note_pinning
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
@@ -298,7 +298,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->layout = param_layout_sharded(&config, options.sharding);
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
-    m->arena = arena_create(&m->plan, m->device, options.pageable_host);
+    m->arena = arena_create(&m->plan, m->device);
     arena_bind(m->arena, &m->plan, &m->tensors);
     m->wide = scratch_create(m, m->tensors.wide);
     m->normed = scratch_create(m, m->tensors.normed);
@@ -1239,8 +1239,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_same_model(&source, world);
     check_length(a, c);
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
-    if (a->offload > 0) { find_host_link(a, run->backend, world); }
-    choose_recomputation(run->chosen, a, c, run->backend, world);
+    ModelOptions options = choose_options(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
     run->has_tokenizer = data_find_tokenizer(&run->tokenizer, &run->data, a, c->vocab_size);
@@ -1252,7 +1251,6 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
-    ModelOptions options = model_options(a, c, run->backend);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     options.plain = self_check_at_start(run->backend, world, stdout);

@@ -10,9 +10,6 @@ defines: Backend
 typedef struct {
     const Ops *ops;
     const Device *device;
-    // Rough rates of a typical machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another
-    // rank; and seconds to start an operation. --fit compares choices, so only the ratios of the rates matter.
-    double flop_rate, memory_rate, link_rate, launch_seconds;
     // device memory for use within one operation, on a rank of this shape and for micro-batches of B x T: cuBLASLt's
     // workspace; and partial sums of reductions
     size_t (*matmul_workspace_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);

@@ -1,6 +1,6 @@
 /*
 The predicted time of work with copies between host and device beside it (--offload), over a link of a given rate.
-defines: Level, LEVELS, Link, NUM_LINKS, known_links, link_of_rate, LinkEventKind, LinkEvent, Timeline, timeline_add,
+defines: Level, LEVELS, Link, NUM_LINKS, known_links, LinkEventKind, LinkEvent, Timeline, timeline_add,
          timeline_find, timeline_bytes, timeline_seconds
 
 A timeline has the work, the copies that begin and the waits in the order of the trainer's calls. The simulation has a
@@ -47,13 +47,6 @@ static inline void known_links(Link links[NUM_LINKS]) {
             links[i].rate[level] = 1e9 * LANE[i / 2] * lanes * LINK_SHARE[level];
         }
     }
-}
-
-// --link
-static inline Link link_of_rate(double gigabytes_per_second) {
-    double rate = 1e9 * gigabytes_per_second;
-    Link link = {"--link", {rate, rate, rate}};
-    return link;
 }
 
 // ---- timelines

@@ -16,9 +16,9 @@ In the emulator's dry run nothing is computed and no device memory exists, so a 
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
 An update has different micro-steps: the first sets gradients, later ones add.
 
---offload: a second table has a row for each PCIe link, or for --link alone. Operations, copies beside them and waits
-are recorded in the order of the trainer's calls, and link.h simulates the link. The same flags are recorded at
---offload 0 for the slow-down; that plan may be larger than the GPU. The recorded bytes must be those of traffic.h.
+--offload: a second table has a row for each PCIe link. Operations, copies beside them and waits are recorded in the
+order of the trainer's calls, and link.h simulates the link. The same flags are recorded at --offload 0 for the
+slow-down; that plan may be larger than the GPU.
   hidden_tokens  of --json: the least tokens of an update that is at most HIDDEN slower than at --offload 0; or null
 The times of the first table and `ms` of --json have no waits for the link.
 */
@@ -300,24 +300,6 @@ static void record_update(Recorder *r) {
     end_recording(r);
 }
 
-// the copies of a part, by the flags alone
-static LinkBytes planned_link_bytes(const GPT2 *m, Part part) {
-    return part == UPDATE ? update_link_bytes(&m->config, &m->options)
-                          : micro_step_link_bytes(&m->config, &m->options, part == FIRST_STEP ? 0 : 1);
-}
-
-// Stops if the recorded copies are not those that --plan prints.
-static void check_link_bytes(const Recorder *r) {
-    static const char *const names[PARTS] = {"first micro-step", "later micro-steps", "norm and AdamW"};
-    for (int part = 0; part < PARTS; part++) {
-        LinkBytes planned = planned_link_bytes(&r->model, (Part)part);
-        double up = timeline_bytes(&r->timeline[part], true), down = timeline_bytes(&r->timeline[part], false);
-        if (up == (double)planned.up && down == (double)planned.down) { continue; }
-        run_error("%s: recorded copies have %.0f bytes up and %.0f down, and traffic.h counts %.0f and %.0f: a bug",
-                  names[part], up, down, (double)planned.up, (double)planned.down);
-    }
-}
-
 // ---- the prediction
 
 typedef struct {
@@ -420,12 +402,18 @@ static double link_hidden_tokens(const Recorder *r, const Recorder *without, con
     return (once > 0 ? 1 + later : 1) * r->model.B * r->model.T;
 }
 
-// Predicts the rows of the table, at most NUM_LINKS; returns their number. without: the same flags at --offload 0
-static int predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, const Recorder *without, double rate) {
-    Link links[NUM_LINKS] = {link_of_rate(rate)};
-    int count = rate > 0 ? 1 : NUM_LINKS;
-    if (count > 1) { known_links(links); }
-    for (int i = 0; i < count; i++) {
+// the bytes of an update over the link
+static double link_update_bytes(const Recorder *r, bool up) {
+    double bytes = 0;
+    for (int part = 0; part < PARTS; part++) { bytes += r->times[part] * timeline_bytes(&r->timeline[part], up); }
+    return bytes;
+}
+
+// Predicts the rows of the table. without: the same flags at --offload 0
+static void predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, const Recorder *without) {
+    Link links[NUM_LINKS];
+    known_links(links);
+    for (int i = 0; i < NUM_LINKS; i++) {
         rows[i].link = links[i];
         for (int level = 0; level < LEVELS; level++) {
             rows[i].seconds[level] = link_update_seconds(r, &links[i], (Level)level);
@@ -433,7 +421,6 @@ static int predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, cons
         rows[i].slowdown = rows[i].seconds[EXPECTED] / link_update_seconds(without, &links[i], EXPECTED);
         rows[i].hidden_tokens = link_hidden_tokens(r, without, &links[i]);
     }
-    return count;
 }
 
 // ---- output
@@ -441,6 +428,25 @@ static int predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, cons
 static double update_tokens(const GPT2 *m) { return (double)m->B * m->T * m->options.micro_steps; }
 
 static bool offloads(const GPT2 *m) { return m->options.sharding.offload > 0; }
+
+// what -r recomputes
+static double recomputed_flops_per_token(const GPT2Config *c, const Recompute *r, int T) {
+    double C = c->channels, attention = attention_flops_per_token(c, T), flops = 0;
+    for (int l = 0; l < c->num_layers; l++) {
+        int level = layer_level(r, l);
+        if (level >= RECOMPUTE_UP_PROJECTION) { flops += 8 * C * C; }
+        if (level >= RECOMPUTE_BLOCK) { flops += 8 * C * C + 2 * attention; }
+        if (level >= RECOMPUTE_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }  // the down-projection
+    }
+    return flops;
+}
+
+// model, recomputation, and the scores that attention_backward needs again. Its two kernels compute scores and their
+// gradients each for itself, two GEMMs more, which count as the kernels' own cost
+static double step_flops_per_token(const GPT2Config *c, const Recompute *r, int T) {
+    double scores = c->num_layers * attention_flops_per_token(c, T);
+    return model_flops_per_token(c, T) + recomputed_flops_per_token(c, r, T) + scores;
+}
 
 static double mfu(const GPT2 *m, const Roofline *r, double seconds) {
     return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->peak;
@@ -478,17 +484,16 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
 }
 
 // the line and the table of --offload
-static void print_links(const Recorder *recorder, const Recorder *without, double rate) {
+static void print_links(const Recorder *recorder, const Recorder *without) {
     const GPT2 *m = &recorder->model;
     LinkPrediction rows[NUM_LINKS];
-    int count = predict_links(rows, recorder, without, rate);
-    LinkBytes bytes = gpt2_link_bytes(&m->config, &m->options);
+    predict_links(rows, recorder, without);
     printf("\n--offload %d moves %.2f GB up and %.2f GB down an update; a step at --offload 0 takes %.1f ms\n\n",
-           m->options.sharding.offload, (double)bytes.up / 1e9, (double)bytes.down / 1e9,
-           1e3 * link_update_seconds(without, &rows[0].link, EXPECTED));
+           m->options.sharding.offload, link_update_bytes(recorder, true) / 1e9,
+           link_update_bytes(recorder, false) / 1e9, 1e3 * link_update_seconds(without, &rows[0].link, EXPECTED));
     printf("| link | GB/s | step, ms | range, ms | K tokens/s | slow-down | at most %.2fx from |\n", HIDDEN);
     printf("|---|---|---|---|---|---|---|\n");
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < NUM_LINKS; i++) {
         const LinkPrediction *p = &rows[i];
         double seconds = p->seconds[EXPECTED];
         printf("| %s | %.1f | %.1f | %.1f to %.1f | %.2f | %.2fx | ", p->link.name, p->link.rate[EXPECTED] / 1e9,
@@ -537,14 +542,13 @@ static void print_call(const Call *c, const Roofline *r) {
     printf(",\"floor_ms\":%.6f}\n", 1e3 * call_floor(r, c));
 }
 
-static void print_json_links(const Recorder *recorder, const Recorder *without, double rate) {
+static void print_json_links(const Recorder *recorder, const Recorder *without) {
     const GPT2 *m = &recorder->model;
     LinkPrediction rows[NUM_LINKS];
-    int count = predict_links(rows, recorder, without, rate);
-    LinkBytes bytes = gpt2_link_bytes(&m->config, &m->options);
+    predict_links(rows, recorder, without);
     printf(",\"host_bytes\":%zu,\"bytes_up\":%.0f,\"bytes_down\":%.0f,\"link\":[", plan_bytes(&m->plan, HOST),
-           (double)bytes.up, (double)bytes.down);
-    for (int i = 0; i < count; i++) {
+           link_update_bytes(recorder, true), link_update_bytes(recorder, false));
+    for (int i = 0; i < NUM_LINKS; i++) {
         const LinkPrediction *p = &rows[i];
         printf("%s{\"name\":\"%s\",\"bytes_per_s\":%.0f", i ? "," : "", p->link.name, p->link.rate[EXPECTED]);
         print_milliseconds("ms", p->seconds);
@@ -555,7 +559,7 @@ static void print_json_links(const Recorder *recorder, const Recorder *without, 
 }
 
 // without: the same flags at --offload 0; NULL: --offload is 0
-static void print_json(const Recorder *recorder, const Recorder *without, const Roofline *r, double rate) {
+static void print_json(const Recorder *recorder, const Recorder *without, const Roofline *r) {
     const GPT2 *m = &recorder->model;
     Prediction p = predict(recorder, r);
     for (int i = 0; i < recorder->num_calls; i++) {
@@ -571,7 +575,7 @@ static void print_json(const Recorder *recorder, const Recorder *without, const 
     print_milliseconds("micro_step_ms", p.micro_step);
     print_milliseconds("update_ms", p.update);
     printf(",\"floor_ms\":%.6f,\"mfu\":%.6f", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
-    if (without) { print_json_links(recorder, without, rate); }
+    if (without) { print_json_links(recorder, without); }
     printf("}\n");
 }
 
@@ -641,9 +645,6 @@ static void check_one_gpu(const TrainArgs *a) {
     if (a->fit) {
         input_error("--fit is not predicted: train_gpt2 --plan --fit=GIB prints flags, which can be given here");
     }
-    if (a->offload_pageable) {
-        input_error("--offload-pageable 1 is not predicted: the rates of the links are those of pinned memory");
-    }
     if (a->generate > 0 || a->plan || a->self_check) {
         input_error("a prediction is of a training step; leave out --generate, --plan and --self-check");
     }
@@ -657,33 +658,23 @@ static void check_fits(const GPT2 *m, const GpuModel *gpu) {
                 bytes / GPU_GIB, gpu->name, gpu->memory / GPU_GIB);
 }
 
-// Builds the model in address space alone and records an update. -r auto chooses for the GPU's memory; chosen is the
-// choice in words.
-static void record_training(Recorder *r, TrainArgs *a, const GpuModel *gpu, Comm *alone, const Backend *backend,
-                            char chosen[FLAG_TEXT]) {
-    GPT2Config config = model_source(a, GPT2_VOCAB).config;
-    check_length(a, &config);
-    simt::runtime().device_bytes = (size_t)gpu->memory;
-    choose_recomputation(chosen, a, &config, backend, alone);
-    simt::runtime().device_bytes = (size_t)1 << 50;  // check_fits knows the GPU's
-    ModelOptions options = model_options(a, &config, backend);
+// Builds the model in address space alone and records an update.
+static void record_training(Recorder *r, const GPT2Config *config, ModelOptions options, Comm *alone) {
     options.graph = false;  // begin_recording captures
     Groups groups = {alone, alone, alone};
-    gpt2_build(&r->model, config, options, groups);
+    gpt2_build(&r->model, *config, options, groups);
     r->hooks = OpHooks{&cuda_ops, before_operation, after_operation, NULL};
     r->model.exec.hooks = &r->hooks;
     r->model.exec.rare_shapes = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
     record_update(r);
-    check_link_bytes(r);
 }
 
-// The same flags at --offload 0, with the level of -r that record_training chose.
-static Recorder *record_without_offload(const TrainArgs *a, const GpuModel *gpu, Comm *alone, const Backend *backend) {
+// The same options at --offload 0.
+static Recorder *record_without_offload(const GPT2 *m, Comm *alone) {
     Recorder *r = (Recorder *)xcalloc(1, sizeof *r);
-    TrainArgs at_0 = *a;
-    char chosen[FLAG_TEXT];
-    at_0.offload = 0;
-    record_training(r, &at_0, gpu, alone, backend, chosen);
+    ModelOptions options = m->options;
+    options_set_offload(&options, 0);
+    record_training(r, &m->config, options, alone);
     return r;
 }
 
@@ -724,22 +715,27 @@ int main(int argc, char **argv) {
     Comm *alone = comm_single(&device);
     Recorder *recorder = (Recorder *)xcalloc(1, sizeof *recorder);
     char chosen[FLAG_TEXT];
-    record_training(recorder, &args, &gpu, alone, &backend, chosen);
+    GPT2Config config = model_source(&args, GPT2_VOCAB).config;
+    check_length(&args, &config);
+    simt::runtime().device_bytes = (size_t)gpu.memory;  // for -r auto
+    ModelOptions options = choose_options(chosen, &args, &config, &backend, alone);
+    simt::runtime().device_bytes = (size_t)1 << 50;  // check_fits knows the GPU's
+    record_training(recorder, &config, options, alone);
     if (!json) { check_fits(&recorder->model, &gpu); }
     if (*chosen) { snprintf(flags + strlen(flags), sizeof flags - strlen(flags), " (%s)", chosen); }
     const GPT2 *m = &recorder->model;
     Roofline roofline =
         roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T), m->options.tf32);
-    Recorder *without = offloads(m) ? record_without_offload(&args, &gpu, alone, &backend) : NULL;
+    Recorder *without = offloads(m) ? record_without_offload(m, alone) : NULL;
     if (without) {
         time_parts(recorder, &roofline);
         time_parts(without, &roofline);
     }
     if (json) {
-        print_json(recorder, without, &roofline, args.link);
+        print_json(recorder, without, &roofline);
     } else {
         print_table(recorder, &roofline, flags);
-        if (without) { print_links(recorder, without, args.link); }
+        if (without) { print_links(recorder, without); }
     }
     recorder_free(without);
     recorder_free(recorder);

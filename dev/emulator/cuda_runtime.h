@@ -8,8 +8,7 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
              cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host can access device memory only while device work runs,
-             and a page without access follows each allocation. Managed memory is memory of the host, and
-             cudaMemAdvise does nothing. SIMT_PINNED_MIB is the capacity for pinned memory.
+             and a page without access follows each allocation. SIMT_PINNED_MIB is the capacity for pinned memory.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
              host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
@@ -94,11 +93,8 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-    cudaDevAttrConcurrentManagedAccess = 89,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
-enum cudaMemoryAdvise { cudaMemAdviseSetPreferredLocation = 3, cudaMemAdviseSetAccessedBy = 5 };
-enum { cudaCpuDeviceId = -1 };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -176,7 +172,7 @@ namespace simt {
 
 // ---- the state of the runtime
 
-enum MemoryKind { PAGEABLE, PINNED, MANAGED, DEVICE };
+enum MemoryKind { PAGEABLE, PINNED, DEVICE };
 struct Allocation {
     size_t bytes;
     MemoryKind kind;
@@ -653,7 +649,6 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = simt::shared_bytes_of_sm(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
-    case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = simt::shared_bytes_limit(); break;
     default: return simt::failed(cudaErrorInvalidValue);
     }
@@ -708,17 +703,7 @@ template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {
 template <class T> cudaError_t cudaMallocHost(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::PINNED);
 }
-template <class T> cudaError_t cudaMallocManaged(T **address, size_t bytes) {
-    return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::MANAGED);
-}
-inline cudaError_t cudaMemAdvise(const void *address, size_t bytes, cudaMemoryAdvise, int) {
-    bool managed = simt::memory_kind(address, bytes) == simt::MANAGED;
-    return managed ? cudaSuccess : simt::failed(cudaErrorInvalidValue);
-}
-inline cudaError_t cudaFree(void *address) {
-    bool managed = simt::memory_kind(address, 1) == simt::MANAGED;
-    return simt::release(address, managed ? simt::MANAGED : simt::DEVICE);
-}
+inline cudaError_t cudaFree(void *address) { return simt::release(address, simt::DEVICE); }
 inline cudaError_t cudaFreeHost(void *address) { return simt::release(address, simt::PINNED); }
 
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind direction,

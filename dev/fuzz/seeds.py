@@ -160,7 +160,7 @@ def states():
     yield b"0" + b'{"step":' + b'[{"":' * 3000  # deeper than cJSON goes
     yield b"1" + json.dumps({"input": "a.txt", "model": "l1h1c2", "micro-batch": 2, "sequence-length": 4, "seed": 5,
                              "batch-tokens": 8, "learning-rate": 0.001, "schedule": "cosine", "recompute": 2,
-                             "zero-stage": 1, "keep-best": "", "chosen": ["recompute"]}).encode()
+                             "zero-stage": 1, "keep-best": ""}).encode()
     yield b"2" + lines({"step": 1, "loss": 2.5}, {"step": 3, "val_loss": 1.5}, {"step": 4, "val_loss": None},
                        {"step": 3, "hellaswag": 0.25}).replace(b" ", b"") + b"s:3 tel:2.5\n{\"step\":5"
 

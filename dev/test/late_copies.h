@@ -5,8 +5,8 @@ copy_wait changes nothing. This device's memory is the host's, and its copies ar
   LATE_COPY_RESULTS   the destination is NaN from the call until copy_wait
   LATE_COPY_CALLS     the whole copy runs at copy_wait, and so reads a source that was written in between
 Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late.
-The device counts the bytes that its copies move, the copies that were never waited for, and those that were waited for
-before any work ran beside them: a test counts its work.
+The device counts the copies that were never waited for, and those that were waited for before any work ran beside them:
+a test counts its work.
 defines: CopyKind, LateCopies, late_copies, late_device, comm_with_late_copies
 */
 #pragma once
@@ -33,7 +33,6 @@ typedef struct {
     int num_pending;
     CopyWork num_copies;
     uint64_t work, exposed;       // pieces of work so far; late copies without work beside them
-    uint64_t up, down;            // bytes of copies
     const char *host, *host_end;  // the latest allocation of pinned host memory
 } LateCopies;
 
@@ -77,14 +76,12 @@ static inline CopyWork late_copy_begin(int stream, void *to, const void *from, s
 static inline CopyWork late_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
     (void)ex;
     if (!in_pinned_memory(host) || in_pinned_memory(device)) { run_error("an upload is from host to device: a bug"); }
-    late_copies()->up += bytes;
     return late_copy_begin(stream, device, host, bytes);
 }
 
 static inline CopyWork late_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
     (void)ex;
     if (!in_pinned_memory(host) || in_pinned_memory(device)) { run_error("a download is from device to host: a bug"); }
-    late_copies()->down += bytes;
     return late_copy_begin(stream, host, device, bytes);
 }
 
@@ -98,13 +95,6 @@ static inline void late_copy_wait(CopyWork copy, Exec *ex) {
         while (copies_run_one(stream, copy)) {}
         return;
     }
-}
-
-// a copy in the order of the work; it counts if one end is in pinned memory
-static inline void counted_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
-    if (in_pinned_memory(from)) { late_copies()->up += bytes; }
-    if (in_pinned_memory(to)) { late_copies()->down += bytes; }
-    cpu_device.enqueue_copy(to, from, bytes, ex);
 }
 
 static inline void *noted_allocate_host(size_t bytes) {
@@ -121,7 +111,6 @@ static inline Device late_device(CopyKind kind) {
     device.upload_begin = late_upload_begin;
     device.download_begin = late_download_begin;
     device.copy_wait = late_copy_wait;
-    device.enqueue_copy = counted_enqueue_copy;
     return device;
 }
 

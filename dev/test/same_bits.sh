@@ -253,7 +253,6 @@ base=("${ten[@]}")
 train 1 FP32
 for precision in 0 2; do train 1 FP32 -f "$precision"; done
 train 1 FP32 -d 256 -om 8bit
-train 1 FP32 -lc 24
 train 1 FP32 -b 3 -t 29
 train 1 FP32 -om bf16
 train 1 FP32 -gd bf16 -d 192
@@ -275,7 +274,7 @@ for master in split fp32 none; do train 1 BF16 -w "$master"; done
 train 1 BF16 -w none -om 8bit -gd bf16
 train 1 BF16 -w split -om bf16 -gd fp32 -d 128 -r 2
 train 1 BF16 -w fp32 -om 8bit -r 4 -k constant
-train 1 BF16 -r 3 -ge 1 -lc 16
+train 1 BF16 -r 3 -ge 1
 
 # ---- runs that go on, other ways to begin, and text
 
@@ -348,40 +347,39 @@ fi
 
 plans() {
     run 1 FP32 --plan=json -e d12 -b 8 -t 512
-    run 1 FP32 --plan=json -e d24 -b 4 -r 4 -rk 3 -rn 20 -om 8bit -lc 128 -d 65536
+    run 1 FP32 --plan=json -e d24 -b 4 -r 4 -rk 3 -rn 20 -om 8bit -d 65536
     run 1 BF16 --plan=json -e d36 -w none -om bf16 -gd bf16 -r 2
     run 1 BF16 --plan=json -e d12 -b 4 -z 3 -pn 3 -r 3
     run 1 BF16 --plan=json -e d12 -b 4 -tp 2 -z 2 -pn 8 -d 65536 -ra 0 -r 0
     run 1 EMULATED --plan=json -e d48 --device cuda -tp 4 -z 3 -pn 8 -r 4
-    run 1 FP32 --plan=json -e d12 --fit=3 -d 32768
     run 1 FP32 --plan=json -e d12 --generate 50
 }
-both "--plan=json, eight command lines" plan plans
+both "--plan=json, seven command lines" plan plans
 
 # AFTER may word its sentences otherwise
 refusals() {
     local flags
     for flags in "-b 0" "-r 5" "-zz 1" "-om fp16" "-d 100" "-n 5" "-e nothing" "-tp 2" "-x 0" "-i none" "--fit=1" \
-        "--generate 4" "-e l2h3c32" "-y 1 -o none" "-h 1 -v 0" "--plan=xml" "-lc" "-lc 8"; do
+        "--generate 4" "-e l2h3c32" "-y 1 -o none" "-h 1 -v 0" "--plan=xml"; do
         # shellcheck disable=SC2086
         run 1 FP32 "${data[@]}" -e l1h1c8 -b 1 -t 8 -x 1 -v 0 -s 0 $flags
     done
 }
-both "refused or not: eighteen command lines" none refusals
+both "refused or not: sixteen command lines" none refusals
 
 # ---- the CUDA kernels, emulated
 
 base=("${ten[@]}" --device cuda -x 5 -n 5 -t 16)
 train 1 EMULATED
 train 1 EMULATED -ge 1
-train 1 EMULATED -f 0 --graph 0 -lc 20
+train 1 EMULATED -f 0 --graph 0
 train 1 EMULATED -e l3h3c24 -r 4 -rk 2 -om 8bit -d 128
 train 1 EMULATED -r 3 -gd bf16 -om bf16 -k wsd -q 0
-train 1 EMULATED -r 0 -b 3 -t 13 -lc 64
+train 1 EMULATED -r 0 -b 3 -t 13
 train 1 EMULATED -e l1h1c64 -b 1 -t 40 -r 2
 train 1 EMULATED_BF16
 train 1 EMULATED_BF16 -ge 1 -w none -om 8bit
-train 1 EMULATED_BF16 -w fp32 -d 128 -r 4 -lc 32
+train 1 EMULATED_BF16 -w fp32 -d 128 -r 4
 train 1 EMULATED_BF16 -e l1h1c64 -b 1 -t 40 -w split -om bf16
 
 # ---- several ranks

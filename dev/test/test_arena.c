@@ -157,7 +157,7 @@ static void test_print(void **state) {
 
 // ---- the arena
 
-static size_t allocated, allocated_host, allocated_pageable, released, released_host;  // of dirty_device
+static size_t allocated, allocated_host, released, released_host;  // of dirty_device
 
 static void *dirty_allocate(size_t bytes) {
     allocated += bytes;
@@ -167,11 +167,6 @@ static void *dirty_allocate(size_t bytes) {
 static void *zeroed_host(size_t bytes) {
     allocated_host += bytes;
     return cpu_device.allocate_host(bytes);
-}
-
-static void *zeroed_pageable(size_t bytes) {
-    allocated_pageable += bytes;
-    return cpu_device.allocate_pageable(bytes);
 }
 
 static void dirty_release(void *p) {
@@ -184,19 +179,18 @@ static void dirty_release_host(void *p) {
     free(p);
 }
 
-static void check_arena(bool pageable) {
-    allocated = allocated_host = allocated_pageable = released = released_host = 0;
+static void test_arena(void **state) {
+    (void)state;
+    allocated = allocated_host = released = released_host = 0;
     Device dirty_device = cpu_device;
     dirty_device.allocate = dirty_allocate;
     dirty_device.allocate_host = zeroed_host;
-    dirty_device.allocate_pageable = zeroed_pageable;
     dirty_device.release = dirty_release;
     dirty_device.release_host = dirty_release_host;
     Plan plan = example_plan();
-    Arena arena = arena_create(&plan, &dirty_device, pageable);
+    Arena arena = arena_create(&plan, &dirty_device);
     assert_int_equal(allocated, 3072);
-    assert_int_equal(allocated_host, pageable ? 0 : 768);
-    assert_int_equal(allocated_pageable, pageable ? 768 : 0);
+    assert_int_equal(allocated_host, 768);
     for (size_t i = 0; i < allocated; i++) { assert_int_equal(arena.device[i], 0); }
     Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     arena_bind(arena, &plan, &pointers);
@@ -212,15 +206,9 @@ static void check_arena(bool pageable) {
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }
     }
     arena_release(arena, &dirty_device);
-    assert_int_equal(released, pageable ? 2 : 1);
-    assert_int_equal(released_host, pageable ? 0 : 1);
+    assert_int_equal(released, 1);
+    assert_int_equal(released_host, 1);
     plan_free(&plan);
-}
-
-static void test_arena(void **state) {
-    (void)state;
-    check_arena(false);
-    check_arena(true);
 }
 
 // ---- scratch

@@ -19,8 +19,6 @@ report "the Makefile has at most 150 lines" "$(at_most 150 Makefile)"
 includes() { printf '#include "%s"\n' "$1" | cc -D_GNU_SOURCE -I. -MM -x c - | tr -s ' ' '\n' | grep -E "$2"; }
 report "a memory plan includes no kernel and no communicator" \
     "$(includes llmc/memory/gpt2_plan.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
-report "nor does the estimate of --fit" \
-    "$(includes llmc/memory/fit.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
 
 mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backend|params|ops|cpu_ops|cuda_ops)\.')
 report "an operation includes no communicator, plan, file or flag" \

@@ -54,7 +54,7 @@ check 1 "20 layers: more copies than events of a copy stream" "$emulated" -e l20
 check "$few" "-r 2 -om 8bit -w split, three micro-batches, bf16" "$bf16" "${shape[@]}" \
     -r 2 -om 8bit -d 96
 check "$many" "-r 4 -rk 2 -rn 3 -w fp32 -om bf16, with validation and samples, bf16" "$bf16" \
-    "${shape[@]}" -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4 -lc 8
+    "${shape[@]}" -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4
 check "$few" "-r 4 -w none -gd bf16 --graph 0, bf16" "$bf16" \
     "${shape[@]}" -r 4 -w none -gd bf16 -d 64 --graph 0
 check 1 "-r 4 -rn 0" "$emulated" "${shape[@]}" -r 4 -rn 0

@@ -2,7 +2,7 @@
 The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figures that doc/memory.md promises, the
 activations that each -r saves, and the options that --fit and -r auto choose.
 */
-#include "llmc/run/model_options.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/ranks.h"
 #include "plan_bytes.h"
 #include "testing.h"
@@ -166,7 +166,7 @@ static void test_tensor_parallel_activations(void **state) {
     }
 }
 
-// All ranks have the same plan and the same estimate, so --fit chooses the same options on all ranks.
+// All ranks have the same plan, so --fit and -r auto choose the same flags on all ranks.
 static void test_all_ranks_have_the_same_plan(void **state) {
     (void)state;
     for (int stage = 0; stage <= 3; stage++) {
@@ -175,12 +175,10 @@ static void test_all_ranks_have_the_same_plan(void **state) {
         p.sharding.tp_size = 2;
         p.sharding.stage = stage;
         size_t bytes = gpt2_plan_bytes(&gpt2_1558m, &p);
-        double seconds = fit_seconds(&gpt2_1558m, &p);
         for (int i = 0; i < 6; i++) {
             p.sharding.dp_rank = i / 2;
             p.sharding.tp_rank = i % 2;
             assert_int_equal(gpt2_plan_bytes(&gpt2_1558m, &p), bytes);
-            assert_true(fit_seconds(&gpt2_1558m, &p) == seconds);
         }
     }
 }
@@ -265,177 +263,119 @@ static void test_llmc_bytes(void **state) {
     assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes + N * 2 * 768 * 4 * 11);
 }
 
-// Every term of --fit's estimate counts: recomputation, wider types and smaller matmuls take longer.
-static void test_estimate(void **state) {
+// ---- the ladder
+
+static TrainArgs args_of(int B) {
+    TrainArgs a = default_args;
+    a.B = B;
+    a.sample_every = 0;
+    return a;
+}
+
+// Each rung is taken where the one before it lacks a byte. After the last one nothing fits.
+static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *backend, const char *const *rungs) {
+    PlanBytes room = {SIZE_MAX, SIZE_MAX};
+    Fit fit = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
+    for (; *rungs; rungs++) {
+        char text[FLAG_TEXT];
+        rungs_text(text, &fit.args, a);
+        printf("    %6.2f GiB, %5.2f on the host: %s\n", gibibytes(fit.bytes.device), gibibytes(fit.bytes.host), text);
+        assert_true(fit.fits);
+        assert_string_equal(text, *rungs);
+        ModelOptions o = model_options(&fit.args, c, backend);
+        assert_int_equal(fit.bytes.device, gpt2_plan_bytes(c, &o));
+        room.device = fit.bytes.device - 1;
+        fit = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
+    }
+    assert_false(fit.fits);
+}
+
+#define STATES "-om 8bit -w none"
+
+static void test_ladder(void **state) {
     (void)state;
-    const GPT2Config *c = &gpt2_1558m;
-    const double C = 1600, T = 1024;
-    ModelOptions p = training(16, 0, 1);
-    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 0);
-    double before = fit_seconds(c, &p);
-    for (p.recompute.level = 1; p.recompute.level <= RECOMPUTE_BLOCK; p.recompute.level++) {
-        assert_true(fit_seconds(c, &p) > before);
-        before = fit_seconds(c, &p);
-    }
-    p.recompute.level = RECOMPUTE_BLOCK;
-    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 48 * (16 * C * C + 2 * C * (T + 1)));
-    p.recompute.every = 2;  // of every pair, the first block also recomputes its output
-    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) ==
-                48 * (16 * C * C + 2 * C * (T + 1)) + 24 * 8 * C * C);
-    p.recompute.level = RECOMPUTE_UP_PROJECTION;
-    p.recompute.layers = 10;
-    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 10 * 8 * C * C);
+    const char *const gpu[] = {"-r 0",
+                               "-r 1",
+                               "-r 2",
+                               "-r 3",
+                               "-r 4",
+                               "-r 4 -om bf16",
+                               "-r 4 -om 8bit",
+                               "-r 4 " STATES,
+                               "-r 4 " STATES " --offload 1",
+                               "-r 4 " STATES " --offload 2",
+                               "-r 4 " STATES " --offload 3",
+                               "-r 4 " STATES " --offload 4",
+                               NULL};
+    TrainArgs a = args_of(4);
+    check_rungs(&a, &gpt2_1558m, &cuda_backend, gpu);
 
-    ModelOptions base = training(16, 1, 1), other = base;
-    other.moments = DT_F32;
-    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
-    other = base;
-    other.master = MASTER_FP32;
-    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
-    other = base;
-    other.gradients = DT_F32;
-    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
-    other = base;
-    other.classifier_rows = 64;
-    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
-    assert_true(fit_of(c, &other).weighted > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
-    assert_true(fit_of(c, &base).weighted > fit_of(c, &base).seconds);    // bf16 moments
-    other = base;
-    other.sharding.tp_size = 2;  // half the work, and communication
-    double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->link_rate;
-    assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
-    other.recompute.level = RECOMPUTE_BLOCK;  // repeats the forward's collectives
-    assert_true(fit_sent_bytes(c, other) / base.backend->link_rate > sent);
-    other = base;
-    other.B = 1;
-    other.micro_steps = 16;
-    double matmuls = 6 * 1.5e9 * 16 * T / base.backend->flop_rate;  // 1024 rows reach two thirds of the rate
-    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base) + 0.4 * matmuls);
+    const char *const eight_gpus[] = {"-r 0",
+                                      "-z 1 -r 0",
+                                      "-z 1 -r 1",
+                                      "-z 1 -r 2",
+                                      "-z 1 -r 3",
+                                      "-z 1 -r 4",
+                                      "-r 4 -z 2",
+                                      "-r 4 -z 3",
+                                      "-r 4 -z 3 -om bf16",
+                                      "-r 4 -z 3 -om 8bit",
+                                      "-r 4 -z 3 " STATES,
+                                      "-r 4 -z 3 " STATES " --offload 1",
+                                      "-r 4 -z 3 " STATES " --offload 2",
+                                      "-r 4 -z 3 " STATES " --offload 3",
+                                      "-r 4 -z 3 " STATES " --offload 4",
+                                      NULL};
+    a.num_processes = 8;
+    check_rungs(&a, &gpt2_1558m, &cuda_backend, eight_gpus);
 }
 
-static DType lossless(int micro_steps, int stage) { return micro_steps > 1 && stage < 2 ? DT_F32 : DT_BF16; }
-
-// Less memory never gives a faster choice, and the choice fits as long as any options fit.
-static void test_fit(void **state) {
+// Rungs that save nothing, and those below a given flag, are left out.
+static void test_rungs_are_left_out(void **state) {
     (void)state;
-    const FitFree all = {true, true, true, true, true, true, true, true, true};
-    ModelOptions wanted = training(16, 1, 1);
-    wanted.moments = DT_F32;
-    wanted.recompute.layers = 48;
-    double before = 0;
-    bool fitted = true;
-    for (int gib = 60; gib >= 8; gib -= 4) {
-        size_t budget = (size_t)gib << 30;
-        Fit fit = fit_choose(&gpt2_1558m, wanted, &all, budget, lossless);
-        const ModelOptions *p = &fit.options;
-        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -ge %d -lc %5d -w %d -om %s -gd %s: %6.1f GiB, %.3f s%s\n",
-               gib, p->B, p->recompute.level, p->recompute.every, p->recompute.layers, p->fuse_gelu, p->classifier_rows,
-               p->master, dtype_name(p->moments), dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds,
-               fit.bytes > budget ? ": does not fit" : "");
-        assert_int_equal(p->B * p->micro_steps, 16);
-        assert_int_equal(fit.bytes, gpt2_plan_bytes(&gpt2_1558m, p));
-        if (fit.bytes > budget) { fitted = false; }
-        assert_int_equal(fit.bytes <= budget, fitted);  // if nothing fits, nothing fits in less memory
-        if (fitted) {
-            assert_true(fit.weighted >= before);
-            before = fit.weighted;
-        }
-        if (gib == 60) { assert_true(p->recompute.level <= 1 && p->moments == DT_F32 && p->master == MASTER_SPLIT); }
-    }
-    assert_false(fitted);
+    const char *const cpu[] = {
+        "-r 0", "-r 1", "-r 2", "-r 3", "-r 4", "-r 4 -om bf16", "-r 4 -om 8bit", "-r 4 -om 8bit -w none", NULL};
+    const char *const given[] = {"the given flags", "-om 8bit", "-om 8bit -w none", NULL};
+    TrainArgs a = args_of(4);
+    check_rungs(&a, &gpt2_124m, &cpu_backend, cpu);  // 12 layers: -rk 0 is -rk 1
+    a.recompute = 4;
+    a.recompute_every = 0;
+    a.moments = 1;
+    a.offload = 4;
+    check_rungs(&a, &gpt2_1558m, &cuda_backend, given);
+    a.generate = 1;
+    a.offload = 0;
+    const char *const generating[] = {"the given flags", "--offload 3", NULL};
+    check_rungs(&a, &gpt2_1558m, &cuda_backend, generating);
 }
 
-// With much memory, --fit takes the fused GELU and chunks of 16384 rows, and both take less time by the estimate.
-static void test_fit_fuses_gelu_and_enlarges_chunks(void **state) {
+// --fit keeps given flags and prints the rungs that do not fit.
+static void test_fit_keeps_given_flags(void **state) {
     (void)state;
-    const FitFree speed = {false, true, false, false, true, true, false, false, false};
-    ModelOptions wanted = training(32, 0, 1), other;
-    Fit fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
-    assert_true(fit.options.recompute.level == 0 && fit.options.fuse_gelu && fit.options.classifier_rows == 16384);
-    other = fit.options;
-    other.fuse_gelu = false;
-    double read_fch = 32 * 1024.0 * 48 * 4 * 1600 * sizeof(floatX) / cuda_backend.memory_rate;
-    assert_true(fabs(fit_seconds(&gpt2_1558m, &other) - fit.seconds - read_fch) < 1e-9);
-    other = fit.options;
-    other.classifier_rows = 2048;
-    assert_true(fit_seconds(&gpt2_1558m, &other) > fit.seconds);
-
-    other = fit.options;
-    other.recompute.level = 1;  // only -r 0 fuses GELU
-    fit = fit_choose(&gpt2_1558m, wanted, &speed, gpt2_plan_bytes(&gpt2_1558m, &other), lossless);
-    assert_true(fit.options.recompute.level == 1 && !fit.options.fuse_gelu && fit.options.classifier_rows == 16384);
-    wanted.backend = &cpu_backend;
-    wanted.capability = 0;
-    fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
-    assert_true(fit.options.recompute.level == 0 && !fit.options.fuse_gelu && fit.options.classifier_rows == 0);
-}
-
-// -r auto and --fit fuse GELU on the GPUs whose matmuls do it fast.
-static void test_gelu_is_fused_by_capability(void **state) {
-    (void)state;
-    const FitFree speed = {false, true, false, false, true, true, false, false, false};
-    const struct {
-        int capability;
-        bool fuses;
-    } rows[] = {{75, false}, {80, false}, {86, false}, {89, false}, {90, true}, {100, true}, {103, true}, {120, false}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        ModelOptions wanted = training(32, 0, 1);
-        wanted.capability = rows[i].capability;
-        ModelOptions least = least_recomputation(&gpt2_1558m, wanted, &speed, (size_t)200 << 30);
-        Fit fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
-        assert_true(least.recompute.level == 0 && fit.options.recompute.level == 0);
-        assert_int_equal(least.fuse_gelu, rows[i].fuses);
-        assert_int_equal(fit.options.fuse_gelu, rows[i].fuses);
+    TrainArgs a = args_of(4);
+    PlanBytes room = {0, SIZE_MAX};
+    char text[FLAG_TEXT];
+    FILE *out = tmpfile();
+    a.recompute = 2;
+    a.moments = 1;
+    Fit fit = climb(out, &a, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
+    rungs_text(text, &fit.args, &a);
+    assert_string_equal(text, "-w none --offload 4");
+    const char *const lines[] = {"the given flags", "-w none", "-w none --offload 1", "-w none --offload 2",
+                                 "-w none --offload 3"};
+    rewind(out);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        char line[128];
+        double gib;
+        int length = 0;
+        assert_non_null(fgets(line, sizeof line, out));
+        assert_int_equal(sscanf(line, "fit       %lf GiB is too much: %n", &gib, &length), 1);
+        line[strlen(line) - 1] = 0;
+        assert_true(length > 0 && gib > 1);
+        assert_string_equal(line + length, lines[i]);
     }
-}
-
-// ---- -r auto
-
-static const FitFree auto_may = {false, true, false, false, true, true, false, false, false};
-
-// the bytes with all blocks at `level`, and with -lc
-static size_t bytes_at(const GPT2Config *c, ModelOptions p, int level, int classifier_rows) {
-    Recompute r = {level, 1, c->num_layers, false};
-    p.recompute = r;
-    p.classifier_rows = classifier_rows;
-    return gpt2_plan_bytes(c, &p);
-}
-
-// The choice fits, and neither a lower level nor a larger logits chunk does.
-static void check_least_recomputation(const GPT2Config *c, ModelOptions p, size_t budget) {
-    ModelOptions o = least_recomputation(c, p, &auto_may, budget);
-    int level = o.recompute.level, chunk = o.classifier_rows;
-    size_t rows = (size_t)p.B * (size_t)p.T, fits = gpt2_plan_bytes(c, &o);
-    assert_true(o.recompute.every == 1 && o.recompute.layers == c->num_layers);
-    assert_int_equal(o.fuse_gelu, level == 0);
-    if (level > 0) { assert_true(bytes_at(c, p, level - 1, 0) > budget); }
-    assert_true(fits <= budget || (level == RECOMPUTE_BLOCK && chunk == 0));
-    assert_true(chunk <= 16384 && (chunk == 0 || chunk > logits_chunk(c, &p)));
-    bool larger = (size_t)chunk < rows && chunk < 16384;
-    size_t twice = chunk ? 2 * (size_t)chunk : 2 * (size_t)logits_chunk(c, &p);
-    if (larger && fits <= budget && twice <= rows && twice <= 16384) {
-        assert_true(bytes_at(c, p, level, (int)twice) > budget);
-    }
-}
-
-static void test_least_recomputation(void **state) {
-    (void)state;
-    int levels[RECOMPUTE_BLOCK + 1] = {0}, before = 0;
-    for (size_t gib = 96; gib >= 16; gib--) {
-        check_least_recomputation(&gpt2_1558m, training(16, 0, 1), gib << 30);
-        check_least_recomputation(&gpt2_124m, training(64, 0, 1), gib << 28);
-        ModelOptions o = least_recomputation(&gpt2_1558m, training(16, 0, 1), &auto_may, gib << 30);
-        assert_true(o.recompute.level >= before);
-        before = o.recompute.level;
-        levels[before]++;
-    }
-    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) { assert_true(levels[level] > 0); }
-    // the bytes of the choice decide, to the last one
-    size_t enough = bytes_at(&gpt2_124m, training(64, 0, 1), 0, 0);
-    for (int less = 0; less < 2; less++) {
-        ModelOptions o = least_recomputation(&gpt2_124m, training(64, 0, 1), &auto_may, enough - (size_t)less);
-        assert_int_equal(o.recompute.level, less);
-    }
+    assert_int_equal(fgetc(out), EOF);
+    fclose(out);
 }
 
 #ifdef SIMT
@@ -446,20 +386,12 @@ static size_t set_device(int capability, size_t bytes) {
     return bytes - CUDA_WHOLE_RESERVE;
 }
 
-// the flags that -r auto leaves of `a`; line: the choice in words
-static TrainArgs chosen(TrainArgs a, const GPT2Config *c, char line[FLAG_TEXT]) {
+// line: the choice in words
+static ModelOptions chosen(TrainArgs a, const GPT2Config *c, char line[FLAG_TEXT]) {
     Comm *alone = comm_single(&cuda_device);
-    choose_recomputation(line, &a, c, &cuda_backend, alone);
+    ModelOptions o = choose_options(line, &a, c, &cuda_backend, alone);
     comm_close(alone);
-    printf("    %s\n", line);
-    return a;
-}
-
-static TrainArgs args_of(int B) {
-    TrainArgs a = default_args;
-    a.B = B;
-    a.sample_every = 0;
-    return a;
+    return o;
 }
 
 // The choice depends on the whole memory of the GPU, and not on its free memory. Given flags stay.
@@ -469,42 +401,94 @@ static void test_auto(void **state) {
     const size_t before = simt::runtime().device_bytes, gib = (size_t)1 << 30;
     char line[FLAG_TEXT], again[FLAG_TEXT];
     set_device(90, (size_t)(139.8 * (double)gib));  // an H200
-    TrainArgs a = chosen(args_of(16), &gpt2_1558m, line);
-    assert_true(a.recompute == 0 && a.fuse_gelu == FUSE_GELU_ON && a.classifier_rows == 16384);
-    assert_string_equal(line, "-r 0 -ge 1 -lc 16384: 59.69 of 137.80 GiB");
-    assert_int_equal(a.chosen, CHOSEN_RECOMPUTE | CHOSEN_FUSE_GELU | CHOSEN_CLASSIFIER_ROWS);
-    chosen(a, &gpt2_1558m, line);  // a resumed run
-    assert_string_equal(line, "-r 0 -ge 1 -lc 16384, when the run began");
-    a = args_of(64);
+    ModelOptions o = chosen(args_of(16), &gpt2_1558m, line);
+    assert_true(o.recompute.level == 0 && o.fuse_gelu && o.classifier_rows == 16384);
+    assert_string_equal(line, "-r 0 -ge 1: 59.69 of 137.80 GiB");
+    TrainArgs a = args_of(64);
     a.fuse_gelu = FUSE_GELU_OFF;
-    a.classifier_rows = 512;
-    a = chosen(a, &gpt2_124m, line);
-    assert_true(a.recompute == 0 && a.fuse_gelu == FUSE_GELU_OFF && a.classifier_rows == 512);
-    assert_int_equal(a.chosen, CHOSEN_RECOMPUTE);
-    a.recompute = 1;
-    a.chosen = 0;
-    a = chosen(a, &gpt2_124m, line);  // -r 1 -ge 0 -lc 512
-    assert_true(a.recompute == 1 && a.chosen == 0 && !*line);
+    o = chosen(a, &gpt2_124m, line);
+    assert_true(o.recompute.level == 0 && !o.fuse_gelu);
+    a.recompute = 0;  // -r 0 fuses nothing, and has the usual logits chunk
+    o = chosen(a, &gpt2_124m, line);
+    assert_true(o.recompute.level == 0 && !o.fuse_gelu && o.classifier_rows == 0 && !*line);
 
     set_device(89, (size_t)(23.6 * (double)gib));  // the same flags on an RTX 4090
-    a = chosen(args_of(16), &gpt2_1558m, line);
-    assert_true(a.recompute == RECOMPUTE_BLOCK && a.fuse_gelu == FUSE_GELU_OFF);
-    chosen(args_of(1), &gpt2_1558m, line);
-    assert_string_equal(line, "-r 3 -lc 1024: 21.38 of 21.60 GiB");
-    chosen(args_of(64), &gpt2_124m, line);
-    assert_string_equal(line, "-r 0 -lc 8192: 20.93 of 21.60 GiB");
-    TrainArgs fused = args_of(64);
-    fused.fuse_gelu = FUSE_GELU_ON;  // a given -ge 1 stays
-    chosen(fused, &gpt2_124m, line);
-    assert_string_equal(line, "-r 0 -ge 1 -lc 8192: 20.93 of 21.60 GiB");
+    o = chosen(args_of(16), &gpt2_1558m, line);
+    assert_true(o.recompute.level == RECOMPUTE_BLOCK && !o.fuse_gelu && strstr(line, ", does not fit"));
+    o = chosen(args_of(1), &gpt2_1558m, line);
+    assert_string_equal(line, "-r 3: 21.38 of 21.60 GiB");
+    assert_int_equal(o.classifier_rows, 1024);
+    o = chosen(args_of(64), &gpt2_124m, line);
+    assert_string_equal(line, "-r 0: 20.93 of 21.60 GiB");
+    assert_int_equal(o.classifier_rows, 8192);
+    a = args_of(64);
+    a.fuse_gelu = FUSE_GELU_ON;  // a given -ge 1 stays
+    chosen(a, &gpt2_124m, line);
+    assert_string_equal(line, "-r 0 -ge 1: 20.93 of 21.60 GiB");
 
     const ModelOptions wanted = model_options(&default_args, &small, &cuda_backend);
     set_device(90, CUDA_WHOLE_RESERVE + gpt2_plan_bytes(&small, &wanted) + ((size_t)64 << 20));
-    a = chosen(args_of(4), &small, line);
+    chosen(args_of(4), &small, line);
     void *used = cuda_allocate((size_t)32 << 20);
-    a = chosen(args_of(4), &small, again);
+    chosen(args_of(4), &small, again);
     cuda_release(used);
     assert_string_equal(line, again);
+    simt::runtime().device_bytes = before;
+}
+
+// the bytes with all blocks at `level`, and with logits chunks of so many rows
+static size_t bytes_at(const GPT2Config *c, ModelOptions o, int level, int classifier_rows) {
+    o.recompute.level = level;
+    o.classifier_rows = classifier_rows;
+    return gpt2_plan_bytes(c, &o);
+}
+
+// The choice of -r auto fits, and neither a lower level nor a larger logits chunk does. Returns the level.
+static int check_auto(const GPT2Config *c, int B, size_t whole) {
+    char line[FLAG_TEXT];
+    set_device(90, whole + CUDA_WHOLE_RESERVE);
+    ModelOptions o = chosen(args_of(B), c, line), usual = o;
+    usual.classifier_rows = 0;
+    int level = o.recompute.level, chunk = o.classifier_rows, rows = o.B * o.T;
+    assert_true(o.recompute.every == 1 && o.recompute.layers == c->num_layers);
+    assert_int_equal(o.fuse_gelu, level == 0);
+    if (level > 0) { assert_true(bytes_at(c, o, level - 1, 0) > whole); }
+    bool fits = gpt2_plan_bytes(c, &o) <= whole;
+    assert_true(fits || (level == RECOMPUTE_BLOCK && chunk == 0));
+    assert_true(chunk <= 16384 && (chunk == 0 || chunk > logits_chunk(c, &usual)));
+    int twice = 2 * logits_chunk(c, &o);
+    if (fits && twice <= rows && twice <= 16384) { assert_true(bytes_at(c, o, level, twice) > whole); }
+    return level;
+}
+
+static void test_auto_takes_the_first_level(void **state) {
+    (void)state;
+    const size_t device_bytes = simt::runtime().device_bytes;
+    int levels[RECOMPUTE_BLOCK + 1] = {0}, before = 0;
+    for (size_t gib = 96; gib >= 16; gib -= 2) {
+        check_auto(&gpt2_124m, 64, gib << 28);
+        int level = check_auto(&gpt2_1558m, 16, gib << 30);
+        assert_true(level >= before);
+        before = level;
+        levels[level]++;
+    }
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) { assert_true(levels[level] > 0); }
+    simt::runtime().device_bytes = device_bytes;
+}
+
+// GELU is fused on the GPUs whose matmuls do it fast.
+static void test_gelu_is_fused_by_capability(void **state) {
+    (void)state;
+    const size_t before = simt::runtime().device_bytes;
+    const struct {
+        int capability;
+        bool fuses;
+    } rows[] = {{80, false}, {86, false}, {89, false}, {90, true}, {100, true}, {103, true}, {120, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char line[FLAG_TEXT];
+        set_device(rows[i].capability, (size_t)200 << 30);
+        assert_int_equal(chosen(args_of(16), &gpt2_1558m, line).fuse_gelu, rows[i].fuses);
+    }
     simt::runtime().device_bytes = before;
 }
 
@@ -559,58 +543,21 @@ static void test_memory_of_collectives(void **state) {
 static void test_auto_in_a_shared_device(void **state) {
     (void)state;
     const size_t before = simt::runtime().device_bytes;
-    char line[FLAG_TEXT];
-    size_t whole = set_device(90, (size_t)11 << 29);
-    TrainArgs a = chosen(args_of(4), &gpt2_124m, line);
-    assert_true(a.recompute == 0);
+    TrainArgs a = args_of(4);
     Checked checked = {&a, &gpt2_124m};
-    check_memory_of(&checked);
     ModelOptions o = model_options(&a, &gpt2_124m, &cuda_backend);
-    simt::runtime().device_bytes = gpt2_plan_bytes(&gpt2_124m, &o) + CUDA_RESERVE - ((size_t)1 << 20);
-    assert_true(simt::runtime().device_bytes < whole + CUDA_WHOLE_RESERVE);
-    assert_stops(2, "1.0 too few; it fits with -r 0 -ge 1 -lc 4096", check_memory_of, &checked);
+    simt::runtime().device_bytes = gpt2_plan_bytes(&gpt2_124m, &o) + CUDA_RESERVE;
+    check_memory_of(&checked);
+    simt::runtime().device_bytes -= (size_t)1 << 20;
+    assert_stops(2, "1.0 too few; it fits with -r 1\n", check_memory_of, &checked);
     simt::runtime().device_bytes = before;
 }
 #endif
-
-// The choice of -r, -rk and -rn is at least as fast as every -r with every -rn.
-static void test_fit_is_the_best(void **state) {
-    (void)state;
-    const FitFree recompute_alone = {false, true, true, true, false, false, false, false, false};
-    const ModelOptions wanted = training(8, 0, 1);
-    for (size_t budget = (size_t)16 << 30; budget < (size_t)44 << 30; budget += (size_t)3 << 30) {
-        double best = 1e9;
-        for (int i = 0; i < 5 * 49; i++) {
-            ModelOptions p = wanted;
-            p.recompute.level = i % 5;
-            p.recompute.layers = i / 5;
-            if (gpt2_plan_bytes(&gpt2_1558m, &p) <= budget) { best = fmin(best, fit_of(&gpt2_1558m, &p).weighted); }
-        }
-        Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, budget, lossless);
-        assert_true(fit.bytes > budget || fit.weighted <= best * (1 + 1e-12));
-    }
-}
-
-// Options that --fit may not choose stay as they are.
-static void test_fit_keeps_given_options(void **state) {
-    (void)state;
-    const FitFree recompute_alone = {false, true, true, true, false, false, false, false, false};
-    ModelOptions wanted = training(16, 0, 1);
-    wanted.master = MASTER_FP32;
-    wanted.moments = DT_F32;
-    Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, (size_t)40 << 30, lossless);
-    assert_int_equal(fit.options.B, 16);
-    assert_int_equal(fit.options.master, MASTER_FP32);
-    assert_int_equal(fit.options.moments, DT_F32);
-    assert_true(fit.bytes <= (size_t)40 << 30);
-    assert_true(fit.options.recompute.level >= RECOMPUTE_UP_PROJECTION);
-}
 
 // ---- --offload
 
 static ModelOptions offloading(int B, int stage) {
     ModelOptions p = training(B, 4, 1);
-    p.host_link = 25e9;
     options_set_offload(&p, stage);
     return p;
 }
@@ -648,191 +595,39 @@ static void test_offload_figures(void **state) {
     assert_int_equal(gpt2_plan_both(&gpt2_1558m, &none).host, 0);
 }
 
-// The bytes of an update are those of its micro-steps, one by one.
-static void test_link_bytes_of_micro_steps(void **state) {
-    (void)state;
-    for (int k = 0; k < 5 * 4 * 5; k++) {
-        ModelOptions p = offloading(2, k % 5);
-        p.sharding.dp_size = 3;
-        p.sharding.stage = k / 5 % 4;
-        p.micro_steps = 1 + k / 20;
-        LinkBytes all = gpt2_link_bytes(&gpt2_124m, &p), sum = update_link_bytes(&gpt2_124m, &p);
-        for (int micro = 0; micro < p.micro_steps; micro++) {
-            LinkBytes step = micro_step_link_bytes(&gpt2_124m, &p, micro);
-            sum.up += step.up;
-            sum.down += step.down;
-        }
-        assert_true(all.up == sum.up && all.down == sum.down && (k % 5 == 0) == (all.up == 0));
-    }
-}
-
-// Without training the layers alone are copied for each forward: the embeddings and lnf stay on the device.
-static void test_link_bytes_of_a_forward(void **state) {
-    (void)state;
-    const uint64_t C = 768, layer = 12 * C * C + 13 * C;
-    ModelOptions p = offloading(2, OFFLOAD_PARAMS);
-    p.training = false;
-    p.recompute = forward_only(12);
-    LinkBytes bytes = gpt2_link_bytes(&gpt2_124m, &p);
-    assert_true(bytes.up == 12 * layer * sizeof(floatX) && bytes.down == 0);
-    options_set_offload(&p, OFFLOAD_GRADIENTS);
-    bytes = gpt2_link_bytes(&gpt2_124m, &p);
-    assert_true(bytes.up == 0 && bytes.down == 0);
-}
-
-// Copies that take less time than the computation cost nothing; of a slow link, they are the whole time.
-static void test_estimate_of_copies(void **state) {
-    (void)state;
-    const GPT2Config *c = &gpt2_1558m;
-    ModelOptions none = offloading(4, 0);
-    none.micro_steps = 16;
-    double before = fit_seconds(c, &none);
-    for (int stage = 1; stage <= OFFLOAD_INPUTS; stage++) {
-        ModelOptions p = none;
-        options_set_offload(&p, stage);
-        p.host_link = 1e15;
-        assert_true(fabs(fit_seconds(c, &p) / fit_seconds(c, &none) - 1) < 1e-12);
-        p.host_link = 25e9;
-        double seconds = fit_seconds(c, &p);
-        printf("    --offload %d: %.2f s instead of %.2f\n", stage, seconds, fit_seconds(c, &none));
-        assert_true(seconds > before * (1 + 1e-9) || stage == 4);  // at -r 4, inputs of blocks hide
-        before = seconds;
-        p.host_link = 1e6;
-        double copies = link_seconds(gpt2_link_bytes(c, &p), p.host_link);
-        if (stage > 1) { assert_true(fit_seconds(c, &p) >= copies * (1 - 1e-12)); }
-    }
-}
-
-// --fit offloads only if nothing fits otherwise, and then the stage with the least time, within the host's memory.
-static void test_fit_offloads_last(void **state) {
-    (void)state;
-    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)64 << 30}, none = may;
-    ModelOptions wanted = offloading(1, 0);
-    wanted.micro_steps = 64;
-    none.offload = false;
-    for (size_t mib = 16 << 10; mib >= 512; mib = mib * 3 / 4) {
-        size_t budget = mib << 20;
-        Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
-        Fit without = fit_choose(&gpt2_1558m, wanted, &none, budget, lossless);
-        int stage = fit.options.sharding.offload;
-        printf("    %5zu MiB: --offload %d -b %2d -r %d -om %s: %.2f GiB, %.2f on the host, %.3f s\n", mib, stage,
-               fit.options.B, fit.options.recompute.level, dtype_name(fit.options.moments),
-               (double)fit.bytes / (1 << 30), (double)fit.host / (1 << 30), fit.seconds);
-        assert_int_equal(stage == 0, without.bytes <= budget);
-        if (stage == 0) { assert_true(fit.bytes == without.bytes && fit.seconds == without.seconds); }
-        assert_true(fit.options.recompute.offload_inputs == (stage == 4));
-        assert_int_equal(fit.host, gpt2_plan_both(&gpt2_1558m, &fit.options).host);
-        for (int other = 1; stage > 0 && other <= OFFLOAD_INPUTS; other++) {
-            options_set_offload(&wanted, other);
-            Fit at = fit_choose(&gpt2_1558m, wanted, &none, budget, lossless);
-            options_set_offload(&wanted, 0);
-            if (at.bytes <= budget) { assert_true(fit.bytes <= budget && fit.weighted <= at.weighted); }
-        }
-    }
-    wanted.backend = &cpu_backend;
-    Fit cpu = fit_choose(&gpt2_1558m, wanted, &may, (size_t)4 << 30, lossless);
-    assert_int_equal(cpu.options.sharding.offload, 0);
-}
-
-// The host's memory bounds the choice: a little less of it costs precision or time, none of it forbids --offload.
-static void test_fit_in_the_memory_of_the_host(void **state) {
-    (void)state;
-    const size_t budget = (size_t)3 << 29;
-    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)64 << 30};
-    ModelOptions wanted = offloading(1, 0);
-    wanted.moments = DT_F32;
-    wanted.micro_steps = 64;
-    double before = 0;
-    for (Fit fit; may.host > 0; may.host = fit.host - 1) {
-        fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
-        printf("    %.2f GiB of the host, %.3f s\n", (double)fit.host / (1 << 30), fit.weighted);
-        assert_true(fit.host <= may.host);
-        if (fit.bytes > budget) { break; }
-        assert_true(fit.options.sharding.offload > 0 && fit.weighted >= before);
-        before = fit.weighted;
-    }
-    assert_true(before > 0 && may.host > (size_t)4 << 30);
-    may.host = 0;
-    assert_int_equal(fit_choose(&gpt2_1558m, wanted, &may, budget, lossless).options.sharding.offload, 0);
-    may.offload = false;  // a given stage whose host memory does not fit: the search finds types that do
-    options_set_offload(&wanted, OFFLOAD_INPUTS);
-    may.host = gpt2_plan_both(&gpt2_1558m, &wanted).host - 1;
-    Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
-    assert_true(fit.host <= may.host && fit.bytes <= budget);
-}
-
-// A choice is shown and taken by parts: the part of --offload keeps the inputs of blocks with the stage.
-static void test_part_of_offload(void **state) {
-    (void)state;
-    char text[FLAG_TEXT];
-    ModelOptions from = offloading(4, 4), to = offloading(4, 0);
-    fit_take(&to, &from, FIT_RECOMPUTE);
-    assert_true(to.sharding.offload == 0 && !to.recompute.offload_inputs);
-    fit_take(&to, &from, FIT_OFFLOAD);
-    assert_true(to.sharding.offload == 4 && to.recompute.offload_inputs);
-    const FitFree may = {true};
-    ModelOptions none = offloading(4, 0);
-    fit_flags_text(text, &from, &none, &may, &gpt2_1558m);
-    assert_string_equal(text, "--offload 4");
-    TrainArgs a = default_args;
-    fit_apply(&a, &from, 48);
-    assert_int_equal(a.offload, 4);
-    from.backend = &cpu_backend;
-    options_set_offload(&from, 0);
-    fit_apply(&a, &from, 48);
-    assert_int_equal(a.offload, 4);  // a CPU ignores the flag and keeps it
-}
-
 typedef struct {
-    ModelOptions options;
-    size_t device, host;
-    int ranks;
-} HostCheck;
+    TrainArgs args;
+    PlanBytes room;
+} RoomCheck;
 
-static void check_host_of(void *checked) {
-    const HostCheck *h = (const HostCheck *)checked;
-    check_host_memory(&gpt2_1558m, &h->options, h->device, h->host, h->ranks);
+static void check_room_of(void *checked) {
+    const RoomCheck *r = (const RoomCheck *)checked;
+    ModelOptions o = model_options(&r->args, &gpt2_1558m, &cuda_backend);
+    check_room(&r->args, &gpt2_1558m, &o, r->room);
 }
 
-// The sentence names a stage that fits on both sides, if there is one.
+// The sentence names flags that fit on both sides, if there are any: a lower --offload first.
 static void test_host_is_refused(void **state) {
     (void)state;
-    HostCheck h = {offloading(4, 4), (size_t)8 << 30, (size_t)12 << 30, 1};
+    RoomCheck r = {args_of(4), {(size_t)8 << 30, (size_t)12 << 30}};
+    r.args.recompute = 4;
+    r.args.moments = 1;
+    r.args.offload = 4;
     assert_stops(2,
-                 "--offload 4 needs 15443.0 MiB of host memory, and 12288.0 are free: 3155.0 too few; --offload 2 "
-                 "fits",
-                 check_host_of, &h);
-    h.ranks = 8;
-    assert_stops(2, " MiB of host memory for each of 8 ranks, and ", check_host_of, &h);
-    h.device = (size_t)1 << 30;
-    assert_stops(2, "3155.0 too few; give a smaller -e\n", check_host_of, &h);
-    h.device = (size_t)7 << 28;
-    assert_stops(2, "3155.0 too few; --offload 3 -om 8bit fits\n", check_host_of, &h);
-    h.host = (size_t)13 << 30;
-    assert_stops(2, " too few; -om 8bit fits\n", check_host_of, &h);
-    h.options.moments = DT_U8;
-    h.host = (size_t)1 << 30;
-    assert_stops(2, " too few; give a smaller -e", check_host_of, &h);
-    options_set_offload(&h.options, 0);
-    h.host = 0;
-    check_host_of(&h);  // without --offload the host's memory is not checked
-}
-
-// Only the flags with which the model fits are named: -z 3 of a search that found nothing is not.
-static void test_advice_without_stage3(void **state) {
-    (void)state;
-    char text[2 * FLAG_TEXT];
-    TrainArgs a = default_args;
-    ModelOptions o = offloading(4, 0);
-    FitFree may = fit_free(&a);
-    may.host = (size_t)64 << 30;
-    o.recompute.layers = 12;
-    o.sharding.dp_size = 2;
-    memory_advice(text, sizeof text, &a, &gpt2_124m, o, &may, (size_t)512 << 20);
-    printf("    %s\n", text);
-    assert_true(may.offload && strstr(text, "it fits with ") == text);
-    assert_non_null(strstr(text, "--offload "));
-    assert_null(strstr(text, "-z 3"));
+                 "--offload 4 needs 15443.0 MiB of host memory, and 12288.0 are free: 3155.0 too few; it fits with "
+                 "--offload 1",
+                 check_room_of, &r);
+    r.args.num_processes = 8;
+    assert_stops(2, " MiB of host memory on each rank, and ", check_room_of, &r);
+    r.args.num_processes = 1;
+    r.room.device = (size_t)1 << 30;
+    assert_stops(2, "it fits with -om 8bit -w none", check_room_of, &r);
+    r.room.host = (size_t)1 << 30;
+    assert_stops(2, " too few; no flags make it fit: give a smaller -e, -b or -t", check_room_of, &r);
+    r.args.offload = 0;
+    r.room.device = (size_t)16 << 30;
+    r.room.host = 0;
+    check_room_of(&r);  // without --offload the host's memory is not checked
 }
 
 static void note_pinning_of(void *options) { note_pinning(&gpt2_1558m, static_cast<const ModelOptions *>(options)); }
@@ -844,31 +639,10 @@ static void test_pinning_is_announced(void **state) {
     o.training = false;  // the line goes to stderr
     assert_stops(0, "note      pinning 2.9 GiB of host memory ...\n", note_pinning_of, &o);
     char output[64];
-    o.pageable_host = true;
-    assert_int_equal(run_in_child(output, sizeof output, note_pinning_of, &o), 0);
-    assert_string_equal(output, "");
     o = offloading(4, 0);
     o.training = false;
     assert_int_equal(run_in_child(output, sizeof output, note_pinning_of, &o), 0);
     assert_string_equal(output, "");
-}
-
-// a GPU that is large enough, and a host of 1 GiB
-static void choose_with_a_small_host(void *unused) {
-    (void)unused;
-    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)1 << 30};
-    ModelOptions wanted = offloading(1, 0);
-    size_t budget = (size_t)1 << 30;
-    Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
-    assert_true(fit.bytes > budget);
-    nothing_fits(&gpt2_1558m, wanted, &fit, may, budget);
-}
-
-static void test_nothing_fits_names_the_host(void **state) {
-    (void)state;
-    assert_stops(2, " --offload 3 would take 1.00 GiB of the GPU and ", choose_with_a_small_host, NULL);
-    assert_stops(2, " GiB of host memory, and 1.0 are free; free more of it, or give a smaller -e\n",
-                 choose_with_a_small_host, NULL);
 }
 
 #ifdef SIMT
@@ -881,18 +655,18 @@ static void test_advice_names_offload(void **state) {
     a.recompute = 1;
     a.moments = 0;
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)5 << 29);
-    assert_stops(2, "it fits with -r 1 -rn 3 -lc 2048 -om bf16\n", check_memory_of, &checked);
+    assert_stops(2, "it fits with -r 2\n", check_memory_of, &checked);
     a.master = MASTER_FP32;
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1 << 30);
-    assert_stops(2, "-w none -om 8bit\n", check_memory_of, &checked);  // other values of given flags
+    assert_stops(2, "-om 8bit -w none\n", check_memory_of, &checked);  // other values of given flags
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)600 << 20);
     assert_stops(2, " --offload ", check_memory_of, &checked);
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)240 << 20);
     a.eval = "text";
     a.B = 1;
-    assert_stops(2, "it fits with --offload 3", check_memory_of, &checked);
+    assert_stops(2, "it fits with --offload 3\n", check_memory_of, &checked);
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)20 << 20);
-    assert_stops(2, "no flags make it fit: give a smaller -e, -b or -t", check_memory_of, &checked);
+    assert_stops(2, "no flags make it fit: give a smaller -e, -b or -t\n", check_memory_of, &checked);
     simt::runtime().device_bytes = before;
 }
 #endif
@@ -933,31 +707,21 @@ int main(void) {
         cmocka_unit_test(test_saved_channels_of_every_level),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_best_segment),
-        cmocka_unit_test(test_fit),
-        cmocka_unit_test(test_fit_keeps_given_options),
-        cmocka_unit_test(test_fit_is_the_best),
-        cmocka_unit_test(test_fit_fuses_gelu_and_enlarges_chunks),
-        cmocka_unit_test(test_gelu_is_fused_by_capability),
-        cmocka_unit_test(test_least_recomputation),
-        cmocka_unit_test(test_offload_figures),
-        cmocka_unit_test(test_link_bytes_of_micro_steps),
-        cmocka_unit_test(test_link_bytes_of_a_forward),
-        cmocka_unit_test(test_estimate_of_copies),
-        cmocka_unit_test(test_fit_offloads_last),
-        cmocka_unit_test(test_fit_in_the_memory_of_the_host),
-        cmocka_unit_test(test_part_of_offload),
+        cmocka_unit_test(test_ladder),
+        cmocka_unit_test(test_rungs_are_left_out),
+        cmocka_unit_test(test_fit_keeps_given_flags),
         cmocka_unit_test(test_host_is_refused),
+        cmocka_unit_test(test_offload_figures),
         cmocka_unit_test(test_pinning_is_announced),
-        cmocka_unit_test(test_advice_without_stage3),
-        cmocka_unit_test(test_nothing_fits_names_the_host),
 #ifdef SIMT
         cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_auto_takes_the_first_level),
+        cmocka_unit_test(test_gelu_is_fused_by_capability),
         cmocka_unit_test(test_auto_in_a_shared_device),
         cmocka_unit_test(test_memory_of_collectives),
         cmocka_unit_test(test_advice_names_offload),
 #endif
         cmocka_unit_test(test_llmc_bytes),
-        cmocka_unit_test(test_estimate),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

@@ -143,7 +143,7 @@ if not 0.02 < total["mfu"] < 0.7:
     done
 )"
 report "seconds of GEMMs and of attention by hand" "$(
-    record -e d12 -b 64 -d 65536 -r 0 -lc 16384
+    record -e d12 -b 64 -d 65536 -ge 0
     judge '
 def seconds(operation):
     return next(c["ms"][1] for c in calls if c["operation"].startswith(operation)) / 1e3
@@ -196,7 +196,7 @@ report "a model larger than this machine: address space alone" "$(
     judge 'print("" if total["plan_bytes"] > 100e9 else f"a plan of {total}")'
 )"
 
-# ---- --offload: predict stops if its copies are not those of traffic.h
+# ---- --offload
 
 report "bytes over the link by hand, at every stage" "$(
     for stage in 1 2 3 4; do
@@ -239,35 +239,21 @@ for link in sorted(total["link"], key=lambda link: link["bytes_per_s"]):
     before = ms'
     done
 )"
-report "a slow link: AdamW's pieces pass both ways at once" "$(
-    record -e l2h2c128 -b 2 -t 64 -d 128 -r 0 --offload 1 --link 0.0001
-    judge '
-L, C, T, Vp = 2, 128, 64, 50304
-P = L * (12 * C * C + 13 * C) + (Vp + T + 2) * C
-piece = (P // 16 + 127) // 128 * 128
-last = P - 15 * piece
-expect("links", [link["name"] for link in total["link"]], ["--link"])
-wanted = 1e3 * 10 * (P + last) / 1e5  # the last download follows its upload
-if not 1 < total["link"][0]["ms"][1] / wanted < 1.001:
-    print("found", total["link"], "expected", wanted)'
-)"
-report "a link of any speed: the time without --offload" "$(
+report "the slow-down is against the time without --offload" "$(
+    flags=(--gpu 4060 -e d36 -b 4 -t 1024 -d 65536 -r 4 -om bf16)
+    record "${flags[@]}"
+    judge 'print(total["ms"][1]) if "link" not in total else print("a link without --offload")' >"$folder/alone"
     for stage in 1 2 3 4; do
-        flags=(--gpu 4060 -e d36 -b 4 -t 1024 -d 65536 -r 4 -om bf16)
-        record "${flags[@]}"
-        judge 'print(total["ms"][1]) if "link" not in total else print("a link without --offload")' >"$folder/alone"
-        record "${flags[@]}" --offload $stage --link 10000
+        record "${flags[@]}" --offload $stage
         judge '
 alone = float(open("'"$folder/alone"'").read())
-link, = total["link"]
-if abs(link["ms"][1] / link["slowdown"] / alone - 1) > 1e-5:
-    print("found", link["ms"][1] / link["slowdown"], "ms at --offload 0, expected", alone)
-if not 0.999 < link["slowdown"] < 1.005:
-    print("stage", '$stage', "found a slow-down of", link["slowdown"])'
+for link in total["link"]:
+    if abs(link["ms"][1] / link["slowdown"] / alone - 1) > 1e-5:
+        print("found", link["ms"][1] / link["slowdown"], "ms at --offload 0, expected", alone)'
     done
 )"
 report "the tokens that hide the link: one micro-batch fewer does not" "$(
-    flags=(--gpu 4090 -e d12 -b 4 -r 4 --offload 1 --link 12)
+    flags=(--gpu 4090 -e d12 -b 4 -r 4 --offload 1)
     record "${flags[@]}" -d 4096
     hidden=$(judge 'print(total["link"][0]["hidden_tokens"])')
     for tokens in "$hidden" $((hidden - 4096)); do
@@ -277,7 +263,7 @@ link, tokens = total["link"][0], '"$tokens"'
 expect(f"{tokens} tokens: hidden", link["slowdown"] <= 1.05, tokens >= link["hidden_tokens"])
 expect("hidden tokens", link["hidden_tokens"], '"$hidden"')'
     done
-    record --gpu 4090 -e d48 -b 1 -r 4 -om bf16 -d 4096 --offload 4 --link 6
+    record --gpu 4090 -e d48 -b 1 -r 4 -om bf16 -d 4096 --offload 4
     judge 'expect("never", total["link"][0]["hidden_tokens"], None)'
 )"
 report "the table of --offload; none without" "$(

@@ -103,7 +103,7 @@ if __name__ == "__main__":
 END
 
 quiet=(-v 0 -s 0)
-model=(-i text -e l3h2c32 -b 2 -t 16 -d 64 -lc 32 "${quiet[@]}")
+model=(-i text -e l3h2c32 -b 2 -t 16 -d 64 "${quiet[@]}")
 # train PROGRAM STATUS ARGUMENT...: runs a program, which must exit with STATUS
 train() {
     local status=0
@@ -173,7 +173,7 @@ import json
 for i in range(40):  # 24 tokens in a row: two conversations, and 2 unused positions, fill a row of 50
     print(json.dumps({"messages": [{"role": "user", "content": f"{i:03}"}, {"role": "assistant", "content": "ab"}]}))
 END
-talks=(-i talks.jsonl -e l3h2c32 -b 1 -t 50 -d 100 -lc 32 -r 0 -x 4 "${quiet[@]}")
+talks=(-i talks.jsonl -e l3h2c32 -b 1 -t 50 -d 100 -r 0 -x 4 "${quiet[@]}")
 cat >check_talks.py <<'END'
 """The traces of all ranks of a run with 2 micro-batches an update: a row of 50 has sequences of 24, 24 and 2 tokens."""
 import collections

@@ -1063,7 +1063,7 @@ static void test_memory(void **state) {
     (void)state;
     simt::Runtime &r = simt::runtime();
     size_t free_before, free_after, total;
-    float *x, *pinned, *managed, host = 1;
+    float *x, *pinned, host = 1;
     CUDA_CHECK(cudaMemGetInfo(&free_before, &total));
     CUDA_CHECK(cudaMalloc(&x, 10 * sizeof(float)));
     CUDA_CHECK(cudaMallocHost(&pinned, sizeof(float)));
@@ -1076,12 +1076,6 @@ static void test_memory(void **state) {
     assert_int_equal(cudaMemcpy(x + 9, &host, 8, cudaMemcpyHostToDevice), cudaErrorInvalidValue);  // past the end
     assert_int_equal(cudaMemset(&host, 0, 4), cudaErrorInvalidValue);
     assert_int_equal(cudaMemset(x + 9, 0, 8), cudaErrorInvalidValue);
-    CUDA_CHECK(cudaMallocManaged(&managed, sizeof(float)));
-    CUDA_CHECK(cudaMemAdvise(managed, 4, cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId));
-    assert_int_equal(cudaMemAdvise(pinned, 4, cudaMemAdviseSetAccessedBy, 0), cudaErrorInvalidValue);
-    CUDA_CHECK(cudaMemcpy(x, managed, 4, cudaMemcpyHostToDevice));
-    assert_int_equal(cudaFreeHost(managed), cudaErrorInvalidValue);
-    CUDA_CHECK(cudaFree(managed));
     assert_int_equal(cudaFree(pinned), cudaErrorInvalidValue);
     assert_int_equal(cudaFree(x + 1), cudaErrorInvalidValue);
     assert_int_equal(cudaPeekAtLastError(), cudaErrorInvalidValue);
@@ -1094,8 +1088,6 @@ static void test_memory(void **state) {
     assert_int_equal(cudaMallocHost(&pinned, 101), cudaErrorMemoryAllocation);
     CUDA_CHECK(cudaMallocHost(&pinned, 100));
     CUDA_CHECK(cudaFreeHost(pinned));
-    CUDA_CHECK(cudaMallocManaged(&managed, 101));
-    CUDA_CHECK(cudaFree(managed));
     r.device_bytes = r.device_bytes_used + 100;
     assert_int_equal(cudaMalloc(&x, 101), cudaErrorMemoryAllocation);
     assert_string_equal(cudaGetErrorString(cudaGetLastError()), "out of memory");

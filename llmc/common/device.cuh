@@ -175,7 +175,7 @@ static inline void *cuda_allocate_host(size_t bytes) {
     if (error != cudaSuccess) {
         char room[32], limit[32];
         run_error("cannot pin %.1f MiB of host memory (%s): %s free, limit of locked memory (ulimit -l) %s; "
-                  "--offload-pageable 1 does not pin, a smaller --offload or -b pins less, --save-sync 1 pins no copy",
+                  "raise the limit, or give a smaller --offload or -b",
                   static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
                   mib_text(room, host_free_bytes(), "unknown"), mib_text(limit, locked_memory_limit(), "unlimited"));
     }
@@ -184,43 +184,6 @@ static inline void *cuda_allocate_host(size_t bytes) {
 }
 
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
-
-// Managed memory stays on the host and is mapped into the GPU: no page fault and no migration.
-static inline void cuda_keep_on_host(void *p, size_t bytes) {
-    int gpu = cuda_current_device();
-#if CUDART_VERSION >= 13000
-    cudaMemLocation host = {}, accessor = {};
-    host.type = cudaMemLocationTypeHost;
-    accessor.type = cudaMemLocationTypeDevice;
-    accessor.id = gpu;
-#else
-    int host = cudaCpuDeviceId, accessor = gpu;
-#endif
-    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetPreferredLocation, host));
-    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetAccessedBy, accessor));
-}
-
-static inline void *cuda_allocate_pageable(size_t bytes) {
-    void *p = NULL;
-    int concurrent = 0;
-    size_t size = bytes ? bytes : 256;
-    CUDA_CHECK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, cuda_current_device()));
-    if (!concurrent) {
-        input_error(
-            "--offload-pageable 1 needs a GPU and a driver that share managed memory with the host at any time, "
-            "which WSL and Windows do not; leave it out");
-    }
-    cudaError_t error = cudaMallocManaged(&p, size);
-    if (error != cudaSuccess) {
-        char room[32];
-        run_error("cannot allocate %.1f MiB of managed host memory (%s): %s free; a smaller --offload or -b needs less",
-                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
-                  mib_text(room, host_free_bytes(), "unknown"));
-    }
-    cuda_keep_on_host(p, size);
-    host_zero_parallel(p, bytes);
-    return p;
-}
 
 // ---- synchronous copies. They run in the default stream, which does not synchronise with the stream of an Exec
 
@@ -363,7 +326,6 @@ static const Device cuda_device = {
     .whole_bytes = cuda_whole_bytes,
     .allocate_host = cuda_allocate_host,
     .release_host = cuda_release_host,
-    .allocate_pageable = cuda_allocate_pageable,
     .fill = cuda_fill,
     .upload = cuda_upload,
     .download = cuda_download,

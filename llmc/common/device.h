@@ -64,14 +64,11 @@ typedef struct {
 
     // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);       // 256-byte aligned; stops the program if there is no memory
-    void (*release)(void *p);              // of allocate or allocate_pageable
+    void (*release)(void *p);              // of allocate
     size_t (*free_bytes)(void);            // free for a plan, without a reserve for all other memory
     size_t (*whole_bytes)(void);           // for a plan if nothing else used the device: the same number at every start
     void *(*allocate_host)(size_t bytes);  // zeroed; pinned: the device reads and writes it without the host
     void (*release_host)(void *p);
-    // The same zeroed memory for all uses of allocate_host, but not pinned: copies are slower. Stops the program if the
-    // device cannot read it.
-    void *(*allocate_pageable)(size_t bytes);
 
     // ---- blocking: these wait for all earlier work, and return when they are done. `device` may also be memory of
     // allocate_host: --offload keeps state there
@@ -255,7 +252,6 @@ static const Device cpu_device = {
     .whole_bytes = host_whole_bytes,
     .allocate_host = host_allocate_zeroed,
     .release_host = free,
-    .allocate_pageable = host_allocate_zeroed,
     .fill = host_fill,
     .upload = host_copy,
     .download = host_copy,

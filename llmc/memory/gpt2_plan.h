@@ -33,16 +33,14 @@ typedef struct {
     bool graph;                // capture micro-steps as CUDA graphs
     bool fuse_gelu;            // -ge: the forward's GELU is part of the matmul before it
     Recompute recompute;
-    int classifier_rows;  // -lc: rows of a logits chunk; 0: logits_chunk decides
+    int classifier_rows;  // rows of a logits chunk; 0: logits_chunk decides
     MasterKind master;    // of bf16 weights
     DType moments;        // DT_REAL, DT_BF16 or DT_U8
     DType gradients;      // DT_REAL or DT_BF16
     Sharding sharding;
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
     PlainKernels plain;
-    bool pageable_host;  // --offload-pageable: lifetime HOST is not pinned
-    int capability;      // Backend.capability()
-    double host_link;    // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
+    int capability;  // Backend.capability()
 } ModelOptions;
 
 // sizes of the slices that this rank holds
@@ -109,8 +107,8 @@ static inline int64_t equal_chunk(int64_t rows, int64_t chunks) {
     return chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
 }
 
-// Rows of a logits chunk. Without -lc, the logits take about the memory of dfch. A chunk then has at least MIN_ROWS
-// rows, because each chunk reads wte once.
+// Rows of a logits chunk. Where the options give no number, the logits take about the memory of dfch, but a chunk has at
+// least MIN_ROWS rows, because each chunk reads wte once.
 static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
     enum { MIN_ROWS = 256 };
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;

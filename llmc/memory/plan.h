@@ -151,26 +151,20 @@ static inline void plan_free(Plan *plan) { free(plan->tensors); }
 // the memory of a plan: one allocation on the device and one of the host
 typedef struct {
     unsigned char *device, *host;
-    bool pageable;  // host is of allocate_pageable
 } Arena;
 
-// Allocates the plan, zeroed. pageable: the host's part is not pinned. Free with arena_release.
-static inline Arena arena_create(const Plan *plan, const Device *device, bool pageable) {
-    size_t bytes = plan_device_bytes(plan), host_bytes = plan_bytes(plan, HOST);
-    void *on_device = device->allocate(bytes);
-    void *on_host = pageable ? device->allocate_pageable(host_bytes) : device->allocate_host(host_bytes);
-    Arena arena = {(unsigned char *)on_device, (unsigned char *)on_host, pageable};
+// Allocates the plan, zeroed. Free with arena_release.
+static inline Arena arena_create(const Plan *plan, const Device *device) {
+    size_t bytes = plan_device_bytes(plan);
+    Arena arena = {(unsigned char *)device->allocate(bytes),
+                   (unsigned char *)device->allocate_host(plan_bytes(plan, HOST))};
     device->fill(arena.device, 0, bytes);
     return arena;
 }
 
 static inline void arena_release(Arena arena, const Device *device) {
     device->release(arena.device);
-    if (arena.pageable) {
-        device->release(arena.host);
-    } else {
-        device->release_host(arena.host);
-    }
+    device->release_host(arena.host);
 }
 
 // Sets the pointer to each planned tensor in *tensors, a zeroed struct; pointers of tensors outside the plan stay NULL.

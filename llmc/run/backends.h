@@ -54,8 +54,7 @@ static inline double cpu_peak_flops(bool tf32) {
 
 #define CPU_BACKEND(table, describes)                                                                                  \
     {                                                                                                                  \
-        .ops = &table, .device = &cpu_device, .flop_rate = 4e11, .memory_rate = 3e10, .link_rate = 5e9,                \
-        .launch_seconds = 2e-6, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                                  \
+        .ops = &table, .device = &cpu_device, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                    \
         .partials_bytes = cpu_partials_bytes, .open = cpu_open, .close = cpu_close, .describe = describes,             \
         .capability = cpu_capability, .peak_flops = cpu_peak_flops,                                                    \
     }
@@ -194,10 +193,6 @@ static inline void cuda_check_capability(void) {
 static const Backend cuda_backend = {
     .ops = &cuda_ops,
     .device = &cuda_device,
-    .flop_rate = 5e14,
-    .memory_rate = 3.5e12,
-    .link_rate = 3e11,
-    .launch_seconds = 2e-6,
     .matmul_workspace_bytes = cuda_matmul_workspace_bytes,
     .partials_bytes = cuda_partials_bytes,
     .open = cuda_open,

@@ -7,7 +7,7 @@ defines: print_model_lines, print_machine_lines, print_notes
 #include "llmc/memory/traffic.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/data.h"
-#include "llmc/run/host_link.h"
+#include "llmc/run/model_options.h"
 
 // the examples of -i and -j, and their rows
 static inline void print_examples(const RunData *d, int T) {
@@ -43,19 +43,14 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
 }
 
-// the tensors in host memory, and the copies of an update; or the note that a CPU ignores --offload
+// the tensors in host memory, or the note that a CPU ignores --offload
 static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
     const char *const tensors[] = {"optimizer state", ", gradients", ", weights", ", inputs of blocks"};
-    LinkBytes link = gpt2_link_bytes(c, o);
-    char rate[64];
     print_offload_note(stdout, a, o->backend);
     if (o->sharding.offload == 0) { return; }
     printf("offload   ");
     for (int i = 0; i < o->sharding.offload; i++) { printf("%s", tensors[i]); }
-    printf(": %.1f MiB of %s host memory\n", mebibytes(gpt2_plan_both(c, o).host),
-           o->pageable_host ? "pageable" : "pinned");
-    printf("link      %s: an update copies %.1f MiB to the device, %.1f MiB to the host\n", host_link_text(rate, a),
-           mebibytes(link.up), mebibytes(link.down));
+    printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
@@ -64,7 +59,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     char machine[256];
     o->backend->describe(machine, sizeof machine);
 #ifdef HAVE_CUDA
-    const char *early = !on_gpu(o) ? "" : early_launches ? ", early launches on" : ", early launches off";
+    const char *early = !is_gpu(o->backend) ? "" : early_launches ? ", early launches on" : ", early launches off";
     snprintf(machine + strlen(machine), sizeof machine - strlen(machine), "%s", early);
 #endif
     const char *precision = o->round_matmul_inputs ? ", bf16 inputs" : "";
@@ -79,6 +74,9 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
                layout, a->zero, mebibytes(gpt2_sent_bytes(c, o)));
     }
     print_offload(a, c, o);
+    if (!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS)) {
+        printf("note      -ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms\n");
+    }
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
@@ -105,10 +103,6 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
-        {a->gather_again == 0 && (a->tensor_parallel == 1 || a->recompute >= RECOMPUTE_LAYERNORMS),
-         "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
-        {a->link > 0 && a->offload == 0 && !a->fit, "--link does nothing without --offload", ""},
-        {a->offload_pageable && a->offload == 0, "--offload-pageable does nothing without --offload", ""},
         {a->gpu_log != default_args.gpu_log, "-lg does nothing: nvidia-smi -l 1 logs a GPU", ""},
         {a->master != default_args.master && DT_FLOATX == DT_REAL,
          "-w does nothing in this build, whose weights are fp32", ""},

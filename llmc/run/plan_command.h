@@ -5,13 +5,13 @@ defines: print_plan, print_version
 */
 #pragma once
 #include "llmc/memory/traffic.h"
-#include "llmc/run/model_options.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/model_source.h"
 
 #define TRAIN_GPT2_VERSION "1.0.0"  // as in CITATION.cff and CHANGELOG.md
 
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
-// trains; the plan of each rank, the bytes that it sends for one update, and the bytes that --offload copies
+// trains; the plan of each rank, and the bytes that it sends for one update
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
     cJSON *json = cJSON_CreateObject();
     if (options.training) {
@@ -25,10 +25,7 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
         Plan plan = gpt2_plan(c, &options);
         cJSON *rank = plan_json(&plan, r);
         cJSON_AddItemToArray(ranks, rank);
-        LinkBytes link = gpt2_link_bytes(c, &options);
         if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &options)); }
-        cJSON_AddNumberToObject(rank, "link_up", (double)link.up);
-        cJSON_AddNumberToObject(rank, "link_down", (double)link.down);
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         plan_free(&plan);
     }
@@ -36,20 +33,6 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
     puts(text);
     cJSON_free(text);
     cJSON_Delete(json);
-}
-
-// the copies of --offload for one update, or for one forward
-static inline void print_link(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
-    LinkBytes link = gpt2_link_bytes(c, o);
-    char text[112], rate[64];
-    const char *each = o->training ? "update" : "forward";
-    if (o->sharding.offload == 0) { return; }
-    snprintf(text, sizeof text, "copied to the device per %s", each);
-    printf("%-60s %12.2f\n", text, mebibytes(link.up));
-    snprintf(text, sizeof text, "copied to the host per %s", each);
-    printf("%-60s %12.2f\n", text, mebibytes(link.down));
-    snprintf(text, sizeof text, "seconds of the longer at %s", host_link_text(rate, a));
-    printf("%-60s %12.3f\n", text, link_seconds(link, 1e9 * a->host_link));
 }
 
 static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, size_t llmc) {
@@ -61,15 +44,15 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
         snprintf(text, sizeof text, "each of %d ranks holds this, and sends per update", num_ranks(a));
         printf("%-60s %12.2f\n", text, mebibytes(gpt2_sent_bytes(c, o)));
     }
-    print_link(a, c, o);
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
     plan_free(&plan);
 }
 
-// --fit and -r auto, with --plan. Without a GPU on this machine, -r auto plans -r 0 for a GPU. -r N looks for no GPU.
-static inline void choose_for_plan(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *host) {
-    char text[FLAG_TEXT];
-    if (a->generate || a->eval) { return; }
+// The options to plan for. Without a GPU on this machine, -r auto plans -r 0 for a GPU.
+static inline ModelOptions planned_options(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend,
+                                           Comm *host) {
+    char chosen[FLAG_TEXT];
+    if (a->generate || a->eval) { return model_options(a, c, backend); }
     if (a->fit && !*a->fit && !is_on_this_machine(backend)) {
         input_error("--fit without a number needs a GPU; give GiB, as in --fit=80");
     }
@@ -79,8 +62,9 @@ static inline void choose_for_plan(FILE *out, TrainArgs *a, const GPT2Config *c,
                 "note      -r auto depends on a GPU's memory, and this machine has no GPU: the plan is for -r 0\n");
         a->recompute = 0;
     }
-    choose_recomputation(text, a, c, backend, host);
-    if (*text) { fprintf(out, "chosen    %s\n", text); }
+    ModelOptions options = choose_options(chosen, a, c, backend, host);
+    if (*chosen) { fprintf(out, "chosen    %s\n", chosen); }
+    return options;
 }
 
 static inline void print_plan(TrainArgs *a, Comm *host) {
@@ -100,10 +84,8 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     bool json = strcmp(a->plan, "json") == 0;
     print_offload_note(json ? stderr : stdout, a, backend);
-    choose_for_plan(json ? stderr : stdout, a, c, backend, host);
-    if (a->offload > 0 && !json) { find_host_link(a, backend, host); }
+    ModelOptions options = planned_options(json ? stderr : stdout, a, c, backend, host);
     if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
-    ModelOptions options = model_options(a, c, backend);
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;
     if (json) {
         print_plan_json(a, c, options, llmc);

@@ -142,15 +142,12 @@ static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
 
 // ---- config.json
 
-// The flags of a run as JSON, and in "chosen" the names of those that -r auto set. -d is saved in tokens: -1 would
-// depend on the number of ranks.
+// The flags of a run as JSON. -d is saved in tokens: -1 would depend on the number of ranks.
 static inline cJSON *run_config(const TrainArgs *a) {
     TrainArgs args = *a;
     args.batch_tokens = tokens_of_update(a);
     args.num_processes = num_ranks(a);
-    cJSON *json = flags_to_json(flag_table, NUM_FLAGS, &args);
-    if (a->chosen) { cJSON_AddItemToObject(json, "chosen", chosen_to_json(a->chosen)); }
-    return json;
+    return flags_to_json(flag_table, NUM_FLAGS, &args);
 }
 
 static inline void save_run_config(const TrainArgs *a) {
@@ -169,7 +166,7 @@ static inline void print_changed_flags(const TrainArgs *a) {
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
-        if (!old || flag_choice_index("resume output chosen", item->string) >= 0) { continue; }
+        if (!old || flag_choice_index("resume output", item->string) >= 0) { continue; }
         char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
         if (strcmp(old_value, value) != 0) {
             printf("note      --%s was %s, is now %s\n", item->string, old_value, value);

@@ -2,9 +2,9 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ChosenFlag,
-         TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update,
-         keeps_best, saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
+defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, TrainArgs,
+         default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update,
+         keeps_best, saves_checkpoints, args_check, args_set_ranks, read_flags, Usage, usages,
          NUM_USAGES, print_help
 */
 #pragma once
@@ -35,11 +35,6 @@ enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the mode
 // --export
 typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
 #define EXPORT_CHOICES "none gguf llmc"
-
-// flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
-typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
-static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
-enum { NUM_CHOSEN_FLAGS = sizeof chosen_flags / sizeof chosen_flags[0] };
 
 typedef struct {
     // data, model, output
@@ -72,8 +67,7 @@ typedef struct {
     const char *keep_best;
     // memory
     const char *fit;
-    double link;
-    int recompute, recompute_every, recompute_layers, offload, offload_pageable, classifier_rows;
+    int recompute, recompute_every, recompute_layers, offload;
     int master, moments, gradients;
     // optimizer
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
@@ -89,10 +83,7 @@ typedef struct {
     // information
     const char *plan, *help, *version, *self_check;
     // no flags
-    double host_link, gpu_flops;  // GB/s of copies between host and device; FLOPs per second, 0: unknown (host_link.h)
-    int chosen;                   // the set of ChosenFlag that -r auto has set
-    bool saved_model;             // a resumed run has the -e of its config.json
-    bool link_is_measured;        // no --link: host_link is that of the GPU
+    bool saved_model;  // a resumed run has the -e of its config.json
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -234,7 +225,7 @@ static const Flag flag_table[] = {
 
     FLAG_HEADING("Memory"),
     {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB",
-     "choose memory flags: the fastest that fit in GIB, or in free memory", NOT_RESUMED},
+     "choose -r, -z, -om, -w and --offload that fit in GIB, or in free memory", NOT_RESUMED},
     {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL",
      "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)"},
     {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "N",
@@ -243,12 +234,11 @@ static const Flag flag_table[] = {
      "first blocks at -r; the others are one level lower (default %s: all)"},
     {NULL, "offload", FLAG_INT, ARG(offload), 0, 4, NULL, "0..4",
      "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)"},
-    {NULL, "offload-pageable", FLAG_INT, ARG(offload_pageable), 0, 1, NULL, "N",
-     "keep offloaded tensors in pageable memory: slower (default %s)"},
-    {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X",
-     "rate of copies between host and GPU (default %s: measure)", NOT_RESUMED},
-    {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N",
-     "rows of logits computed at once (default %s: automatic)"},
+    FLAG_WAS_REMOVED(NULL, "offload-pageable",
+                     "--offload pins its memory; raise ulimit -l, or give a smaller --offload"),
+    FLAG_WAS_REMOVED(NULL, "link", "--fit needs no rate; make predict times a step for each kind of link"),
+    FLAG_WAS_REMOVED("lc", "classifier-rows",
+                     "the number of logits computed at once follows from -b, -t and the memory"),
     {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "TYPE",
      "fp32 master copy of bf16 weights: none, fp32 or split (default %s)"},
     {"om", "moments", FLAG_CHOICE, ARG(moments), 0, 0, MOMENT_CHOICES, "TYPE",
@@ -361,12 +351,7 @@ static inline void args_check_batch(const TrainArgs *a) {
         snprintf(ranks, sizeof ranks, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
         snprintf(number, sizeof number, " x %d", data_ranks(a));
     }
-    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit chooses a -b that divides -d
-    int64_t sequences = (int64_t)a->T * data_ranks(a);
-    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % sequences != 0)) {
-        input_error("-d %lld is not a multiple of -t%s = %d%s", (long long)a->batch_tokens, ranks, a->T, number);
-    }
-    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
+    if (a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
         bool below = a->batch_tokens < together;
         input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
                     (long long)a->batch_tokens, ranks, a->B, a->T, number, (long long)together,
@@ -508,39 +493,6 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     a->rank = host->rank;
 }
 
-// ["recompute", ...]: the names in a set of ChosenFlag; the caller deletes it
-static inline cJSON *chosen_to_json(int chosen) {
-    cJSON *names = cJSON_CreateArray();
-    for (int i = 0; i < NUM_CHOSEN_FLAGS; i++) {
-        if (chosen >> i & 1) { cJSON_AddItemToArray(names, cJSON_CreateString(chosen_flags[i])); }
-    }
-    return names;
-}
-
-static inline int chosen_from_json(const cJSON *names) {
-    int chosen = 0;
-    const cJSON *name;
-    cJSON_ArrayForEach(name, names) {
-        for (int i = 0; i < NUM_CHOSEN_FLAGS; i++) {
-            if (cJSON_IsString(name) && strcmp(name->valuestring, chosen_flags[i]) == 0) { chosen |= 1 << i; }
-        }
-    }
-    return chosen;
-}
-
-// In a resumed run, flags of the command line override what -r auto chose. Another -r also ends the choice of -ge and
-// -lc, so that -r N means the same as in a new run. -f auto keeps the -f of the run: the bits are those of the
-// uninterrupted run. before: the flags of config.json.
-static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
-    if (a->fuse_gelu != before->fuse_gelu) { a->chosen &= ~CHOSEN_FUSE_GELU; }
-    if (a->classifier_rows != before->classifier_rows) { a->chosen &= ~CHOSEN_CLASSIFIER_ROWS; }
-    if (a->matmul_precision == MATMUL_AUTO) { a->matmul_precision = before->matmul_precision; }
-    if (a->recompute == before->recompute) { return; }
-    if (a->chosen & CHOSEN_FUSE_GELU) { a->fuse_gelu = FUSE_GELU_AUTO; }
-    if (a->chosen & CHOSEN_CLASSIFIER_ROWS) { a->classifier_rows = 0; }
-    a->chosen = 0;
-}
-
 // Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
 // NULL: strings in *args point into it, so delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
@@ -557,10 +509,9 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json);
-    args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    if (json) { args_end_choice(args, &before); }
+    if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }
     args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
     return json;
 }

@@ -1,0 +1,254 @@
+/*
+Flags with which a model fits into memory. They form one ladder: each rung adds a flag that saves memory and costs speed
+or precision. Whoever needs flags takes the first rung whose plan fits:
+  -r auto   among the levels of -r, which change no bits
+  --fit     among all rungs, but it leaves flags alone that the user gave
+  the error of a run that does not fit names the rung
+defines: Rung, ladder, Fit, climb, can_fuse_gelu, choose_options, choose_what_fits, check_room, check_memory,
+         note_pinning
+*/
+#pragma once
+#include "llmc/run/model_options.h"
+
+typedef struct {
+    size_t field;  // of an int in TrainArgs
+    int value;
+    const char *flag;
+} Rung;
+
+// Flags that change no bits come first, then states that are rounded, and last the host's memory, whose copies steps may
+// wait for.
+static const Rung ladder[] = {
+    {ARG(zero), 1, "-z 1"},                 // sends as many bytes as -z 0
+    {ARG(recompute), 0, "-r 0"},            // recomputes nothing
+    {ARG(recompute), 1, "-r 1"},            // GELU: a pass over memory
+    {ARG(recompute), 2, "-r 2"},            // layernorms: two more
+    {ARG(recompute), 3, "-r 3"},            // 11 % more FLOPs of matmuls
+    {ARG(recompute), 4, "-r 4"},            // 22 %, and attention
+    {ARG(zero), 2, "-z 2"},                 // sends gradients for each micro-batch
+    {ARG(zero), 3, "-z 3"},                 // weights too, for each forward and backward
+    {ARG(moments), 1, "-om bf16"},          // the loss is the same within the noise of seeds (doc/memory.md)
+    {ARG(moments), 2, "-om 8bit"},          // also
+    {ARG(master), MASTER_NONE, "-w none"},  // weights of 8 bits of precision
+    {ARG(offload), 1, "--offload 1"},       // copies the optimizer state once an update
+    {ARG(offload), 2, "--offload 2"},       // gradients for each micro-batch
+    {ARG(offload), 3, "--offload 3"},       // weights for each forward and backward
+    {ARG(offload), 4, "--offload 4"},       // inputs of blocks for each micro-batch
+};
+enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
+
+// the given flags and those of a rung
+typedef struct {
+    TrainArgs args;
+    PlanBytes bytes;
+    bool fits;
+} Fit;
+
+// the value of the rung's flag
+static inline int rung_flag(const TrainArgs *a, const Rung *rung) {
+    int value;
+    memcpy(&value, (const char *)a + rung->field, sizeof value);
+    return value;
+}
+
+// True if *a is already at this rung of its flag or at a later one.
+static inline bool is_past_rung(const TrainArgs *a, int rung) {
+    for (int i = rung; i < NUM_RUNGS; i++) {
+        if (ladder[i].field == ladder[rung].field && rung_flag(a, &ladder[i]) == ladder[i].value) { return true; }
+    }
+    return false;
+}
+
+// the flags of *a that differ from *given, for example "-r 2 -om 8bit"
+static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const TrainArgs *given) {
+    text[0] = 0;
+    for (int i = 0; i < NUM_RUNGS; i++) {
+        const Rung *rung = &ladder[i];
+        size_t length = strlen(text);
+        if (rung_flag(a, rung) != rung->value || rung_flag(given, rung) == rung->value) { continue; }
+        snprintf(text + length, FLAG_TEXT - length, "%s%s", length ? " " : "", rung->flag);
+    }
+    if (!*text) { snprintf(text, FLAG_TEXT, "the given flags"); }
+}
+
+static inline double gibibytes(size_t bytes) { return (double)bytes / (1 << 30); }
+
+static inline void fit_measure(Fit *fit, const GPT2Config *c, const Backend *backend, PlanBytes room) {
+    ModelOptions o = model_options(&fit->args, c, backend);
+    fit->bytes = gpt2_plan_both(c, &o);
+    fit->fits = fit->bytes.device <= room.device && fit->bytes.host <= room.host;
+}
+
+// The first of the rungs [from, end) that fits into `room`; if none does, the highest one. Rungs that save nothing are
+// left out: -z of one rank, --offload of a CPU. out: prints the rungs that do not fit, and keeps flags that the user
+// gave; or NULL.
+static inline Fit climb(FILE *out, const TrainArgs *given, int from, int end, const GPT2Config *c,
+                        const Backend *backend, PlanBytes room) {
+    Fit fit;
+    char text[FLAG_TEXT];
+    fit.args = *given;
+    if (given->recompute == RECOMPUTE_AUTO) { fit.args.recompute = 0; }
+    fit_measure(&fit, c, backend, room);
+    for (int i = from; i < end && !fit.fits; i++) {
+        const Rung *rung = &ladder[i];
+        bool kept = out && rung_flag(given, rung) != rung_flag(&default_args, rung);
+        Fit next = fit;
+        if (kept || is_past_rung(&fit.args, i)) { continue; }
+        memcpy((char *)&next.args + rung->field, &rung->value, sizeof rung->value);
+        fit_measure(&next, c, backend, room);
+        bool saves =
+            fit.bytes.device > room.device ? next.bytes.device < fit.bytes.device : next.bytes.host < fit.bytes.host;
+        if (!saves) { continue; }
+        if (out) {
+            rungs_text(text, &fit.args, given);
+            fprintf(out, "fit       %.2f GiB is too much: %s\n", gibibytes(fit.bytes.device), text);
+        }
+        fit = next;
+    }
+    return fit;
+}
+
+// ---- the memory of a rank
+
+// `room` bytes of device memory for each rank: the smallest number that any rank finds. ranks_here ranks of a machine
+// divide its host memory, and ranks that share a GPU the GPU's.
+static inline size_t least_room(size_t room, int ranks_here, const Backend *backend, Comm *world) {
+    const size_t most = (size_t)LLONG_MAX;
+    int sharing = is_gpu(backend) ? world->gpu_ranks : ranks_here;
+    if (room != SIZE_MAX) { room /= (size_t)sharing; }
+    return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
+}
+
+// ranks of this machine; --plan takes all ranks to be on it
+static inline int ranks_of_machine(const TrainArgs *a, Comm *world) {
+    return a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
+}
+
+// the free memory of device and host
+static inline PlanBytes free_for_each(const TrainArgs *a, const Backend *backend, Comm *world) {
+    int ranks_here = ranks_of_machine(a, world);
+    PlanBytes room = {least_room(backend->device->free_bytes(), ranks_here, backend, world),
+                      least_room(host_free_bytes(), ranks_here, &cpu_backend, world)};
+    return room;
+}
+
+// ---- -r auto
+
+// True where fusing GELU pays: cuBLASLt's is accurate enough for bf16, and faster on sm_90, sm_100 and sm_103. Before
+// sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591), and a second kernel applies GELU with
+// more traffic than gelu_forward. On sm_120 the epilogue takes 20 % longer than both (SGLang's pull request 34350).
+static inline bool can_fuse_gelu(const ModelOptions *o) {
+    return DT_FLOATX == DT_BF16 && (o->capability == 90 || o->capability == 100 || o->capability == 103);
+}
+
+// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0: none is larger than the chunk of
+// -r N. Fewer chunks read and write wte and its gradient less often. More rows than MAX_CHUNK save little: the logits of
+// 16384 rows already take 1.5 GiB. A CPU keeps its chunk: larger ones are not measured there.
+static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room) {
+    enum { MAX_CHUNK = 16384 };
+    int64_t rows = (int64_t)o.B * o.T;
+    int usual = logits_chunk(c, &o);
+    for (int64_t n = (rows + MAX_CHUNK - 1) / MAX_CHUNK; is_gpu(o.backend) && equal_chunk(rows, n) > usual; n *= 2) {
+        o.classifier_rows = (int)equal_chunk(rows, n);
+        if (gpt2_plan_bytes(c, &o) <= room) { return o.classifier_rows; }
+    }
+    return 0;
+}
+
+// The options of a training run. -r auto takes the first -r that fits, fuses GELU at -r 0 and takes the largest logits
+// chunk. The choice depends on the flags, the model and the whole memory of the devices, so that the same command gives
+// the same bits. chosen = the choice for the banner; "" with -r N.
+static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArgs *a, const GPT2Config *c,
+                                          const Backend *backend, Comm *world) {
+    chosen[0] = 0;
+    if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
+    size_t whole = least_room(backend->device->whole_bytes(), ranks_of_machine(a, world), backend, world);
+    PlanBytes room = {whole, SIZE_MAX};
+    Fit fit = climb(NULL, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
+    ModelOptions o = model_options(&fit.args, c, backend);
+    // a recomputed GELU differs from the fused one in the last bit
+    if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fit.args.recompute == 0 && can_fuse_gelu(&o); }
+    o.classifier_rows = largest_chunk(c, o, whole);
+    size_t bytes = gpt2_plan_bytes(c, &o);
+    rungs_text(chosen, &fit.args, a);
+    snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",
+             gibibytes(bytes), gibibytes(whole), bytes > whole ? ", does not fit" : "");
+    return o;
+}
+
+// ---- --fit
+
+// Stops: `highest`, the last rung that the given flags allow, does not fit.
+static inline void nothing_fits(const TrainArgs *a, const Fit *highest, const GPT2Config *c, const Backend *backend,
+                                PlanBytes room) {
+    char flags[FLAG_TEXT], host[96] = "";
+    Fit any = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
+    if (any.fits) {
+        rungs_text(flags, &any.args, a);
+        input_error("--fit: nothing fits in %.2f GiB with the given flags; it fits with %s", gibibytes(room.device),
+                    flags);
+    }
+    rungs_text(flags, &highest->args, a);
+    if (highest->bytes.host > 0) {
+        snprintf(host, sizeof host, " and %.2f GiB of host memory, of which %.2f are free",
+                 gibibytes(highest->bytes.host), gibibytes(room.host));
+    }
+    input_error(
+        "--fit: nothing fits in %.2f GiB: with %s the model takes %.2f GiB%s; give more memory, or a smaller -e, "
+        "-b or -t",
+        gibibytes(room.device), flags, gibibytes(highest->bytes.device), host);
+}
+
+// Sets the flags of the first rung that fits, and prints the rungs up to it. Stops if nothing fits.
+static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
+    PlanBytes room = free_for_each(a, backend, world);
+    if (*a->fit) { room.device = (size_t)(strtod(a->fit, NULL) * (1 << 30)); }
+    Fit fit = climb(out, a, 0, NUM_RUNGS, c, backend, room);
+    char flags[FLAG_TEXT];
+    if (!fit.fits) { nothing_fits(a, &fit, c, backend, room); }
+    ModelOptions o = model_options(&fit.args, c, backend);
+    bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
+    if (fuses) { fit.args.fuse_gelu = FUSE_GELU_ON; }
+    rungs_text(flags, &fit.args, a);
+    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(fit.bytes.device), gibibytes(room.device), flags,
+            fuses ? " -ge 1" : "");
+    if (fit.bytes.host > 0) {
+        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(fit.bytes.host), gibibytes(room.host));
+    }
+    *a = fit.args;
+}
+
+// ---- the error of a run that does not fit
+
+// Stops if the plan needs more memory of the device, or of the host, than `room`, and names the rung that fits.
+static inline void check_room(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, PlanBytes room) {
+    PlanBytes bytes = gpt2_plan_both(c, o);
+    bool host = bytes.device <= room.device;  // the host has too little
+    if (host && bytes.host <= room.host) { return; }
+    double needed = mebibytes(host ? bytes.host : bytes.device), free = mebibytes(host ? room.host : room.device);
+    char what[32] = "the model", flags[FLAG_TEXT];
+    if (host) { snprintf(what, sizeof what, "--offload %d", a->offload); }
+    TrainArgs given = *a;
+    if (!o->training) { given.recompute = 0; }  // -r auto is no flag of --generate and --eval
+    TrainArgs lowest = given;
+    if (host) { lowest.offload = 1; }  // a lower --offload moves less to the host
+    Fit fit = climb(NULL, &lowest, 0, NUM_RUNGS, c, o->backend, room);
+    rungs_text(flags, &fit.args, &given);
+    if (!fit.fits) { snprintf(flags, sizeof flags, "%s", a->generate ? "-e" : "-e, -b or -t"); }
+    input_error("%s needs %.1f MiB%s%s, and %.1f are free: %.1f too few; %s%s", what, needed,
+                host ? " of host memory" : "", num_ranks(a) > 1 ? " on each rank" : "", free, needed - free,
+                fit.fits ? "it fits with " : "no flags make it fit: give a smaller ", flags);
+}
+
+static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
+    check_room(a, c, o, free_for_each(a, o->backend, world));
+}
+
+// Pinning takes seconds. The results of --generate and --eval alone go to stdout.
+static inline void note_pinning(const GPT2Config *c, const ModelOptions *o) {
+    size_t bytes = gpt2_plan_both(c, o).host;
+    FILE *out = o->training ? stdout : stderr;
+    if (!is_gpu(o->backend) || bytes < (size_t)1 << 30) { return; }
+    fprintf(out, "note      pinning %.1f GiB of host memory ...\n", (double)bytes / (1 << 30));
+    fflush(out);
+}
