@@ -9,7 +9,6 @@ signal, so the calls that stdio makes count too.
   FAIL_MORE   number of further calls to strike, directly after FAIL_AT (default 0)
   FAIL_WITH   ENOSPC, EIO, EROFS, EDQUOT or EACCES: the call fails with this errno
               short: a write takes half of its bytes; calls that cannot be shortened are not counted
-              wait: the calling thread waits for the file FAIL_UNTIL; after 60 s the call fails with ETIMEDOUT
               kill, stop: SIGKILL or SIGSTOP before the call
   FAIL_SIGNAL number of a signal that the program gets before the call fails (default: none)
   FAIL_RANK   the rank of mpirun whose calls are struck (default: all ranks)
@@ -31,7 +30,6 @@ Exit status 77 at the start: the system has no seccomp filters.
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -42,17 +40,17 @@ static const struct {
     const char *name;
     int number, path;
 } calls[] = {
-    {"open", SYS_openat, 1},       {"write", SYS_write, -1},        {"write", SYS_pwrite64, -1},
-    {"write", SYS_writev, -1},     {"fsync", SYS_fsync, -1},        {"fsync", SYS_fdatasync, -1},
-    {"close", SYS_close, -1},      {"truncate", SYS_ftruncate, -1}, {"truncate", SYS_fallocate, -1},
-    {"rename", SYS_renameat2, 1},  {"unlink", SYS_unlinkat, 1},     {"mkdir", SYS_mkdirat, 1},
-    {"symlink", SYS_symlinkat, 2}, {"read", SYS_read, -1},          {"read", SYS_pread64, -1},
+    {"open", SYS_openat, 1},      {"write", SYS_write, -1},        {"write", SYS_pwrite64, -1},
+    {"write", SYS_writev, -1},    {"fsync", SYS_fsync, -1},        {"fsync", SYS_fdatasync, -1},
+    {"close", SYS_close, -1},     {"truncate", SYS_ftruncate, -1}, {"truncate", SYS_fallocate, -1},
+    {"rename", SYS_renameat2, 1}, {"unlink", SYS_unlinkat, 1},     {"mkdir", SYS_mkdirat, 1},
+    {"read", SYS_read, -1},       {"read", SYS_pread64, -1},
 #ifdef SYS_renameat
     {"rename", SYS_renameat, 1},
 #endif
 #ifdef SYS_open  // x86-64 has also the calls without a folder
-    {"open", SYS_open, 0},         {"rename", SYS_rename, 0},       {"unlink", SYS_unlink, 0},
-    {"unlink", SYS_rmdir, 0},      {"mkdir", SYS_mkdir, 0},         {"symlink", SYS_symlink, 1},
+    {"open", SYS_open, 0},        {"rename", SYS_rename, 0},       {"unlink", SYS_unlink, 0},
+    {"unlink", SYS_rmdir, 0},     {"mkdir", SYS_mkdir, 0},
 #endif
 };
 static const struct {
@@ -61,7 +59,7 @@ static const struct {
 } errors[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EROFS", EROFS}, {"EDQUOT", EDQUOT}, {"EACCES", EACCES}};
 
 static struct {
-    char in[256], calls[256], with[16], note[4096], until[4096];
+    char in[256], calls[256], with[16], note[4096];
     long at, more, signal, seen;
 } fail;
 
@@ -107,22 +105,11 @@ static int can_strike(int number, const char *name, const long args[6]) {
     return !shortens || (strcmp(name, "write") == 0 && number != SYS_writev && args[2] > 1);
 }
 
-// whether the file FAIL_UNTIL exists within 60 s
-static bool await_file(void) {
-    const struct timespec nap = {0, 10000000};
-    for (int i = 0; i < 6000; i++) {
-        if (access(fail.until, F_OK) == 0) { return true; }
-        nanosleep(&nap, NULL);
-    }
-    return false;
-}
-
 // Strikes a call. Returns its result, or a negative errno.
 static long strike(int number, long args[6]) {
     if (strcmp(fail.with, "kill") == 0) { kill(getpid(), SIGKILL); }
     if (strcmp(fail.with, "stop") == 0) { kill(getpid(), SIGSTOP); }
     if (strcmp(fail.with, "short") == 0) { args[2] /= 2; }
-    if (strcmp(fail.with, "wait") == 0 && !await_file()) { return -ETIMEDOUT; }
     if (fail.signal) { kill(getpid(), (int)fail.signal); }
     for (size_t i = 0; i < COUNT(errors); i++) {
         if (strcmp(fail.with, errors[i].name) != 0) { continue; }
@@ -223,7 +210,6 @@ __attribute__((constructor)) static void begin(void) {
     if (!*fail.in || (*only && strcmp(only, rank) != 0)) { return; }
     copy_variable(fail.calls, sizeof fail.calls, "FAIL_CALLS");
     copy_variable(fail.with, sizeof fail.with, "FAIL_WITH");
-    copy_variable(fail.until, sizeof fail.until, "FAIL_UNTIL");
     copy_variable(fail.note, sizeof fail.note, "FAIL_NOTE");
     copy_variable(number, sizeof number, "FAIL_AT");
     fail.at = atol(number);
