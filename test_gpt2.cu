@@ -256,14 +256,14 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
 // logits (B*T,V) of the last forward
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    floatX *padded = scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp);
-    ParallelRows lnf = final_layernorm_forward(m);
-    m->ops->matmul_forward(padded, lnf.all, param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
+    floatX *padded = scratch_acquire(&m->mlp_scratch, "logits", (size_t)N * (size_t)Vp);
+    const floatX *lnf = final_layernorm_output(m);
+    m->ops->matmul_forward(padded, lnf, param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
     settle(m);
-    rows_release(&lnf);
+    norm_release(m, lnf);
     const floatX *host = (const floatX *)on_host(m, padded);
     for (int i = 0; i < N * V; i++) { logits[i] = to_real(host[i / V * Vp + i % V]); }
-    scratch_release(&m->wide);
+    scratch_release(&m->mlp_scratch);
 }
 
 // Redirects stdout to a file until release_stdout(result). No assertion may fail in between.
@@ -1197,12 +1197,12 @@ static void test_no_write_past_a_tensor(void **state) {
 }
 
 static void acquire_twice(void *model) {
-    scratch_acquire(&((GPT2 *)model)->narrow, "dln1", 8 / sizeof(floatX));
-    scratch_acquire(&((GPT2 *)model)->narrow, "dln2", 8 / sizeof(floatX));
+    scratch_acquire(&((GPT2 *)model)->hidden_scratch, "dln1", 8 / sizeof(floatX));
+    scratch_acquire(&((GPT2 *)model)->hidden_scratch, "dln2", 8 / sizeof(floatX));
 }
 
 static void acquire_too_much(void *model) {
-    scratch_acquire(&((GPT2 *)model)->wide, "dfch", ((GPT2 *)model)->wide.bytes + 1);
+    scratch_acquire(&((GPT2 *)model)->mlp_scratch, "dfch", ((GPT2 *)model)->mlp_scratch.bytes + 1);
 }
 
 static void test_scratch_misuse_stops(void **state) {

@@ -60,18 +60,23 @@ nothing.
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
 
-// Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
-// the slices of this rank. At -z 3 or --offload 3 parameters are valid from wait_for_params(l) on, until a later layer
-// reuses the buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch;
-// other recomputed activations share a slot with other blocks.
-typedef struct {
-    const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
+// Pointers to the tensors of one transformer block. Shapes of parameters and gradients: params.h. N is B*T.
+typedef union {
+    struct {
+        const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
+    };
+    const floatX *at[LAYER_PARAMS];  // LN1W to FCPROJB
 } BlockParams;
 
-typedef struct {
-    Gradient ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
+typedef union {
+    struct {
+        Gradient ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
+    };
+    Gradient at[LAYER_PARAMS];
 } BlockGrads;
 
+// The activations that the forward saves for the backward. What -r recomputes is NULL here, or shares its memory with
+// other blocks. With -tp "/ t" is this rank's rows.
 typedef struct {
     floatX *input;                                    // (N / t,C) residual3 of the block before, or the embeddings
     floatX *ln1, *ln2;                                // (N / t,C), at -ra 0 the rows of all ranks; or NULL
@@ -100,7 +105,9 @@ typedef struct {
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
-    Scratch wide, normed, narrow, gathered_gradient;
+    // one buffer each, used in turn: (N,4C) of the MLP, the logits and dqkv; (N,C) of a layernorm's output; (N,C) of the
+    // gradient below a matmul; with -tp dresidual of all ranks
+    Scratch mlp_scratch, norm_scratch, hidden_scratch, gathered_gradient;
     int classifier_rows;  // rows of a logits chunk
     // ---- ranks
     Groups groups;
@@ -115,13 +122,14 @@ typedef struct {
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     BlockInputs inputs;
     // ---- the current micro-batch
-    int B, T;                // HellaSwag and decoding use another shape than options.B and options.T
-    int decode_from;         // position of the first row in the key-value cache; -1: not decoding
-    Documents documents;     // sequences of other lengths than T
-    real update_targets;     // targets of the whole update, over all micro-batches and ranks
-    int next_slot;           // of tensors.staged
-    DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
-    int runs[4];             // micro-steps without a graph, by the same index
+    int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
+    int decode_from;      // position of the first row in the key-value cache; -1: not decoding
+    Documents documents;  // sequences of other lengths than T
+    real update_targets;  // targets of the whole update, over all micro-batches and ranks
+    int next_slot;        // of tensors.staged
+    // CUDA graphs of a micro-step, [first of its step][last of its step]: the first sets gradients, the last reduces them
+    DeviceGraph *graphs[2][2];  // NULL: not captured
+    bool has_run[2][2];         // without a graph
 } GPT2;
 
 // ---- pointers to one tensor of one layer
@@ -149,42 +157,6 @@ static void *activation(const GPT2 *m, ActivationId id, int layer) {
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) { return (floatX *)activation(m, id, layer); }
 static real *statistic(const GPT2 *m, ActivationId id, int layer) { return (real *)activation(m, id, layer); }
-
-static BlockParams block_params(const GPT2 *m, int l) {
-    BlockParams p = {
-        .ln1w = param(m, LN1W, l),
-        .ln1b = param(m, LN1B, l),
-        .qkvw = param(m, QKVW, l),
-        .qkvb = param(m, QKVB, l),
-        .attprojw = param(m, ATTPROJW, l),
-        .attprojb = param(m, ATTPROJB, l),
-        .ln2w = param(m, LN2W, l),
-        .ln2b = param(m, LN2B, l),
-        .fcw = param(m, FCW, l),
-        .fcb = param(m, FCB, l),
-        .fcprojw = param(m, FCPROJW, l),
-        .fcprojb = param(m, FCPROJB, l),
-    };
-    return p;
-}
-
-static BlockGrads block_grads(const GPT2 *m, int l) {
-    BlockGrads g = {
-        .ln1w = grad(m, LN1W, l),
-        .ln1b = grad(m, LN1B, l),
-        .qkvw = grad(m, QKVW, l),
-        .qkvb = grad(m, QKVB, l),
-        .attprojw = grad(m, ATTPROJW, l),
-        .attprojb = grad(m, ATTPROJB, l),
-        .ln2w = grad(m, LN2W, l),
-        .ln2b = grad(m, LN2B, l),
-        .fcw = grad(m, FCW, l),
-        .fcb = grad(m, FCB, l),
-        .fcprojw = grad(m, FCPROJW, l),
-        .fcprojb = grad(m, FCPROJB, l),
-    };
-    return g;
-}
 
 static bool is_saved(const GPT2 *m, ActivationId id, int l) {
     return activation_is_saved(&m->options.recompute, id, l);
@@ -219,13 +191,10 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
 
 // ---- build and free
 
-// a scratch buffer on a planned tensor, or without memory if `memory` is NULL
-static Scratch scratch_create(GPT2 *m, floatX *memory) {
-    Scratch s = {memory, 0, NULL, m->device, &m->exec};
-    for (int i = 0; memory && i < m->plan.count; i++) {
-        const PlanTensor *t = &m->plan.tensors[i];
-        if (t->lifetime == SCRATCH && m->arena.device + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
-    }
+// a scratch buffer on the tensor `name` of the plan; without memory if the plan has none
+static Scratch scratch_create(GPT2 *m, const char *name, floatX *memory) {
+    const PlanTensor *t = plan_find(&m->plan, name);
+    Scratch s = {memory, t ? t->bytes : 0, NULL, m->device, &m->exec};
     return s;
 }
 
@@ -300,13 +269,14 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->plan = gpt2_plan(&config, &options);
     m->arena = arena_create(&m->plan, m->device);
     arena_bind(m->arena, &m->plan, &m->tensors);
-    m->wide = scratch_create(m, m->tensors.wide);
-    m->normed = scratch_create(m, m->tensors.normed);
-    m->narrow = scratch_create(m, m->tensors.narrow);
-    m->gathered_gradient = scratch_create(m, m->tensors.gathered_gradient);
+    m->mlp_scratch = scratch_create(m, "mlp_scratch", m->tensors.mlp_scratch);
+    m->norm_scratch = scratch_create(m, "norm_scratch", m->tensors.norm_scratch);
+    m->hidden_scratch = scratch_create(m, "hidden_scratch", m->tensors.hidden_scratch);
+    m->gathered_gradient = scratch_create(m, "gathered_gradient", m->tensors.gathered_gradient);
     open_optimizer(m);
     open_zero(m);
-    tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->narrow, m->tensors.statistics);
+    tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->hidden_scratch,
+            m->tensors.statistics);
     open_backend(m);
     open_update(m);
     open_inputs(m);
@@ -315,8 +285,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->block_grads = (BlockGrads *)xmalloc(L * sizeof *m->block_grads);
     m->block_activations = (BlockActivations *)xmalloc(L * sizeof *m->block_activations);
     for (int l = 0; l < config.num_layers; l++) {
-        m->block_params[l] = block_params(m, l);
-        m->block_grads[l] = block_grads(m, l);
+        for (int i = 0; i < LAYER_PARAMS; i++) {
+            m->block_params[l].at[i] = param(m, (ParamId)(LN1W + i), l);
+            m->block_grads[l].at[i] = grad(m, (ParamId)(LN1W + i), l);
+        }
         m->block_activations[l] = block_activations(m, l);
     }
     m->update_targets = (real)options.B * (real)options.T * (real)options.micro_steps * (real)groups.dp->size;
@@ -325,7 +297,8 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
 
 static void gpt2_free(GPT2 *m) {
     for (int i = 0; i < 4; i++) {
-        if (m->graphs[i]) { m->device->graph_destroy(m->graphs[i]); }
+        DeviceGraph *graph = m->graphs[i / 2][i % 2];
+        if (graph) { m->device->graph_destroy(graph); }
     }
     m->options.backend->close(&m->exec);
     arena_release(m->arena, m->device);
@@ -378,19 +351,27 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// Memory for the output of a layernorm, of this rank's rows and of all ranks' rows. Free with rows_release.
-//   recomputed (slot is NULL)    both in scratch
-//   saved, -tp at -ra 1          this rank's rows in the slot, all rows in scratch
-//   saved, -ra 0 or one rank     both in the slot
-static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
-    bool own_in_slot = slot && m->tp.splits_rows && m->options.gather_again;
-    ParallelRows rows = {slot, slot, NULL, 0};
-    if (!slot || own_in_slot) {
-        rows.all = scratch_acquire(&m->normed, name, m->tp.all_elements);
-        rows.scratch = &m->normed;
-    }
-    if (!own_in_slot) { rows.own = rows.all + m->tp.own_offset; }
-    return rows;
+// The output of a layernorm: `saved`, or norm_scratch if the backward recomputes it. Release it with norm_release. Only
+// with -tp does *own, where this rank's rows go, differ: -ra 1 saves them alone and gathers the rest in norm_scratch.
+static floatX *norm_acquire(GPT2 *m, floatX *saved, floatX **own) {
+    bool saves_own = saved && m->tp.splits_rows && m->options.gather_again;
+    floatX *all = saved && !saves_own ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
+    *own = saves_own ? saved : all + m->tp.own_offset;
+    return all;
+}
+
+static void norm_release(GPT2 *m, const floatX *output) {
+    if (output == m->norm_scratch.memory) { scratch_release(&m->norm_scratch); }
+}
+
+// layernorm(in) (N,C) for the next matmul: all-gathered with -tp. Release it with norm_release.
+static const floatX *layernorm_output(GPT2 *m, floatX *saved, real *mean, real *rstd, const floatX *in,
+                                      const floatX *weight, const floatX *bias) {
+    floatX *own, *output = norm_acquire(m, saved, &own);
+    m->ops->layernorm_forward(own, mean, rstd, in, weight, bias, m->tp.own_rows, m->config.channels, &m->exec);
+    rows_all_gather(&m->tp, output, own);
+    rows_wait(&m->tp, output);
+    return output;
 }
 
 // Attention of each sequence of the micro-batch: B sequences of T tokens, or documents of any length.
@@ -419,13 +400,11 @@ static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv,
     }
 }
 
-// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. One rank: A is C, U is 4C,
-// ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward. With -tp: layernorms and the
-// residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this rank's heads and units.
-// column_parallel_forward all-gathers its input, row_parallel_forward reduce-scatters its output.
+// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. On one rank A is C, U is 4C, and
+// row_parallel_forward is matmul_forward. With -tp this rank has its rows of the residual stream, and of qkv, attention
+// and the MLP all rows of its own heads and units: layernorm_output all-gathers, row_parallel_forward reduce-scatters.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
-    const TensorParallel *tp = &m->tp;
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
@@ -433,33 +412,35 @@ static void block_forward(GPT2 *m, int l) {
     int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
-    ParallelRows ln1 = acquire_layernorm(m, a->ln1, "ln1");
-    ops->layernorm_forward(ln1.own, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b, tp->own_rows, C, ex);
-    column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);
-    rows_release(&ln1);
+    const floatX *ln1 = layernorm_output(m, a->ln1, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b);
+    ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, N, C, 3 * A, ex);
+    norm_release(m, ln1);
     if (m->decode_from < 0) {
         attention_forward(m, a);
     } else {  // new positions of one sequence, over the key-value cache
         ops->attention_decode(a->atty, a->keys, a->values, a->qkv, m->decode_from, N, NH, HS, ex);
     }
-    row_parallel_forward(tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
+    row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 
     // residual3 = residual2 + fcproj(gelu(fc(ln2(residual2))))
-    ParallelRows ln2 = acquire_layernorm(m, a->ln2, "ln2");
-    floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->wide, "fch_gelu", (size_t)N * (size_t)U);
-    bool fused = m->options.fuse_gelu;
-    ops->layernorm_forward(ln2.own, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, tp->own_rows, C, ex);
-    column_parallel_forward(tp, a->fch, fused ? gelu : NULL, ln2, p->fcw, p->fcb, N, C, U);
-    rows_release(&ln2);
-    if (!fused) { ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex); }
-    row_parallel_forward(tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, U, C);
-    if (!a->fch_gelu) { scratch_release(&m->wide); }
+    const floatX *ln2 = layernorm_output(m, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+    floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->mlp_scratch, "fch_gelu", (size_t)N * (size_t)U);
+    if (m->options.fuse_gelu) {
+        ops->matmul_gelu_forward(gelu, a->fch, ln2, p->fcw, p->fcb, N, C, U, ex);
+    } else {
+        ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, N, C, U, ex);
+        ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex);
+    }
+    norm_release(m, ln2);
+    row_parallel_forward(&m->tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, U, C);
+    if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 }
 
-// --offload 4: number of the saved input that block l reads; -1: the embeddings
+// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The one that block l reads; -1: the
+// embeddings, which stay on the GPU
 static int input_of_block(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
 
-// --offload 4: number of the saved input that block l writes; -1: its output is not saved
+// the one that block l writes; -1: its output is not saved
 static int output_of_block(const GPT2 *m, int l) { return is_saved(m, RESIDUAL3, l) ? input_of_block(m, l + 1) : -1; }
 
 // Waits for the parameters of block l. At -z 3 or --offload 3 it begins to fetch those of block `next`, the block read
@@ -480,15 +461,11 @@ static void embedding_forward(GPT2 *m) {
 
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
 
-// Computes and all-gathers lnf (N,C) in scratch. Free with rows_release.
-static ParallelRows final_layernorm_forward(GPT2 *m) {
-    ParallelRows lnf = acquire_layernorm(m, NULL, "lnf");
+// lnf (N,C), in scratch. Release it with norm_release.
+static const floatX *final_layernorm_output(GPT2 *m) {
     zero_params_wait(&m->zero, final_bucket(&m->layout), NO_BUCKET);
-    m->ops->layernorm_forward(lnf.own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), last_residual(m),
-                              param(m, LNFW, 0), param(m, LNFB, 0), m->tp.own_rows, m->config.channels, &m->exec);
-    rows_all_gather(&m->tp, &lnf);
-    rows_wait(&m->tp, &lnf);
-    return lnf;
+    return layernorm_output(m, NULL, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), last_residual(m),
+                            param(m, LNFW, 0), param(m, LNFB, 0));
 }
 
 // In a POISON_SCRATCH build, fills the slots of block l that will be recomputed, of tensors first..last, with NaN.
@@ -517,8 +494,8 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Doc
     m->documents = documents;
 }
 
-// The staged micro-batch -> the activations up to the last block's output. The final layernorm and the loss are in
-// gpt2_classify: with their gradients, chunk by chunk, so that no tensor holds all logits.
+// The staged micro-batch -> the activations up to the last block's output. gpt2_classify goes on with the final
+// layernorm and the loss, chunk by chunk: logits of all rows would be the largest tensor of all.
 static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
@@ -541,39 +518,40 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     int N = m->B * m->T, C = m->config.channels, vocab = m->local.vocab, chunk = m->classifier_rows;
     const floatX *wte = param(m, WTE, 0);
     real *losses = statistic(m, LOSSES, 0);
-    ParallelRows lnf = final_layernorm_forward(m);
+    const floatX *lnf = final_layernorm_output(m);
     for (int row = 0; row < N; row += chunk) {
         int rows = N - row < chunk ? N - row : chunk;
         size_t at = (size_t)row * (size_t)C;
-        floatX *logits = scratch_acquire(&m->wide, "logits", (size_t)rows * (size_t)vocab);
-        ops->matmul_forward(logits, lnf.all + at, wte, NULL, NULL, rows, C, vocab, ex);
+        floatX *logits = scratch_acquire(&m->mlp_scratch, "logits", (size_t)rows * (size_t)vocab);
+        ops->matmul_forward(logits, lnf + at, wte, NULL, NULL, rows, C, vocab, ex);
         vocab_parallel_classifier(&m->tp, losses + row, logits, m->tensors.targets + row, dlnf ? scale : 0, rows,
                                   m->config.vocab_size);
         if (dlnf) {  // dlogits is in the place of the logits
             GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf.all + at, wte, NULL,
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf + at, wte, NULL,
                                  chunk_mode, rows, C, vocab, ex);
         }
-        scratch_release(&m->wide);
+        scratch_release(&m->mlp_scratch);
     }
-    rows_release(&lnf);
+    norm_release(m, lnf);
     ops->loss_sum(m->loss, losses, scale, N, ex);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. backward
 
-// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits.
-// With -tp the all-gather begins here, unless -ra 0 saved the gathered rows. Free with rows_release.
-static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name, const floatX *in, const real *mean,
-                                        const real *rstd, const floatX *weight, const floatX *bias) {
-    ParallelRows rows = acquire_layernorm(m, saved, name);
+// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits. With
+// -tp its all-gather begins here, unless -ra 0 saved the gathered rows: rows_wait before reading. Release it with
+// norm_release.
+static const floatX *recompute_layernorm(GPT2 *m, floatX *saved, const floatX *in, const real *mean, const real *rstd,
+                                         const floatX *weight, const floatX *bias) {
+    floatX *own, *output = norm_acquire(m, saved, &own);
     if (!saved) {
-        m->ops->layernorm_from_statistics(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
+        m->ops->layernorm_from_statistics(own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
                                           &m->exec);
     }
-    if (!saved || m->options.gather_again) { rows_all_gather(&m->tp, &rows); }
-    return rows;
+    if (!saved || m->options.gather_again) { rows_all_gather(&m->tp, output, own); }
+    return output;
 }
 
 // -r 4: the attention half of block_forward for the last block of a checkpoint segment, the same bits
@@ -582,31 +560,43 @@ static void recompute_attention(GPT2 *m, int l) {
     const BlockActivations *a = &m->block_activations[l];
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention;
     if (!a->recomputes_attention) { return; }
-    ParallelRows ln1 = recompute_layernorm(m, a->ln1, "ln1", a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
-    const floatX *rows = rows_wait(&m->tp, &ln1);
-    m->ops->matmul_forward(a->qkv, rows, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
-    rows_release(&ln1);
+    const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
+    rows_wait(&m->tp, ln1);
+    m->ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
+    norm_release(m, ln1);
     attention_forward(m, a);
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
 // from -r 3 on: the MLP's up-projection
-static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
+static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     if (!a->recomputes_fch) { return; }
-    const floatX *rows = rows_wait(&m->tp, ln2);
-    m->ops->matmul_forward(a->fch, rows, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.units,
+    rows_wait(&m->tp, ln2);
+    m->ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.units,
                            &m->exec);
 }
 
-// from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->wide
+// from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->mlp_scratch
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.units;
     if (a->fch_gelu) { return a->fch_gelu; }
-    floatX *gelu = scratch_acquire(&m->wide, "fch_gelu", elements);
+    floatX *gelu = scratch_acquire(&m->mlp_scratch, "fch_gelu", elements);
     m->ops->gelu_forward(gelu, a->fch, elements, &m->exec);
     return gelu;
+}
+
+// dresidual (N,C) for the next matmul. With -tp: begins to all-gather this rank's rows, in gathered_gradient.
+static const floatX *gather_gradient(GPT2 *m, floatX *dresidual) {
+    if (!m->tp.splits_rows) { return dresidual; }
+    floatX *all = scratch_acquire(&m->gathered_gradient, "dresidual", m->tp.all_elements);
+    rows_all_gather(&m->tp, all, dresidual);
+    return all;
+}
+
+static void release_gradient(GPT2 *m) {
+    if (m->tp.splits_rows) { scratch_release(&m->gathered_gradient); }
 }
 
 // Block l backwards. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
@@ -614,7 +604,7 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
 // collective begins when its input is ready; the linear layer that reads its output waits.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
-    const TensorParallel *tp = &m->tp;
+    TensorParallel *tp = &m->tp;
     const BlockParams *p = &m->block_params[l];
     const BlockGrads *g = &m->block_grads[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -623,81 +613,79 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
 
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
-    ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
-    // recompute_fch needs ln2 first: with a recomputed fch, dresidual's all-gather begins after that of ln2
-    if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }
-    ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
-    if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
-    recompute_fch(m, l, &ln2);
+    // when fch is recomputed, ln2 is needed first: it is gathered before dresidual
+    const floatX *dout = a->recomputes_fch ? NULL : gather_gradient(m, dresidual);
+    const floatX *ln2 = recompute_layernorm(m, a->ln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
+    if (a->recomputes_fch) { dout = gather_gradient(m, dresidual); }
+    recompute_fch(m, l, ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
     // fcb's gradient is the column sums of dfch. A matmul adds them up in the type of its output: dfch's matmul in
     // floatX, the matmul of fcw's gradient in fp32
     bool with_dfch = g->fcb.dtype == DT_FLOATX;
-    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, with_dfch ? g->fcb : no_gradient, &dout, gelu, p->fcprojw,
+    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, with_dfch ? g->fcb : no_gradient, dout, gelu, p->fcprojw,
                           a->fch, mode, N, U, C);
-    rows_release(&dout);
-    floatX *dln2 = scratch_acquire(&m->narrow, "dln2", tp->all_elements);
+    release_gradient(m);
+    floatX *dln2 = scratch_acquire(&m->hidden_scratch, "dln2", tp->all_elements);
     const floatX *own_dln2 =
-        column_parallel_backward(tp, dln2, g->fcw, with_dfch ? no_gradient : g->fcb, dfch, &ln2, p->fcw, mode, N, C, U);
-    rows_release(&ln2);
+        column_parallel_backward(tp, dln2, g->fcw, with_dfch ? no_gradient : g->fcb, dfch, ln2, p->fcw, mode, N, C, U);
+    norm_release(m, ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
                             mode, tp->own_rows, C, ex);
-    scratch_release(&m->narrow);
-    if (!a->fch_gelu) { scratch_release(&m->wide); }
+    scratch_release(&m->hidden_scratch);
+    if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 
     // attention, from its projection to ln1
-    dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
-    rows_all_gather(tp, &dout);
-    ParallelRows ln1 = recompute_layernorm(m, a->ln1, "ln1", a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
-    floatX *datty = scratch_acquire(&m->narrow, "datty", (size_t)N * (size_t)A);
-    row_parallel_backward(tp, datty, g->attprojw, g->attprojb, no_gradient, &dout, a->atty, p->attprojw, NULL, mode, N,
+    dout = gather_gradient(m, dresidual);
+    const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
+    floatX *datty = scratch_acquire(&m->hidden_scratch, "datty", (size_t)N * (size_t)A);
+    row_parallel_backward(tp, datty, g->attprojw, g->attprojb, no_gradient, dout, a->atty, p->attprojw, NULL, mode, N,
                           A, C);
-    rows_release(&dout);
-    floatX *dqkv = scratch_acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
+    release_gradient(m);
+    floatX *dqkv = scratch_acquire(&m->mlp_scratch, "dqkv", (size_t)N * 3 * (size_t)A);
     attention_backward(m, a, dqkv, datty);
-    scratch_release(&m->narrow);
-    floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all_elements);
+    scratch_release(&m->hidden_scratch);
+    floatX *dln1 = scratch_acquire(&m->hidden_scratch, "dln1", tp->all_elements);
     const floatX *own_dln1 =
-        column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, &ln1, p->qkvw, mode, N, C, 3 * A);
-    rows_release(&ln1);
-    // The keys' bias shifts all scores of a query alike: its gradient is 0, and AdamW would make steps of the rounding.
+        column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, ln1, p->qkvw, mode, N, C, 3 * A);
+    norm_release(m, ln1);
+    // The keys' bias shifts all scores of a query alike, so its gradient is 0: otherwise AdamW turns rounding noise
+    // into full-size updates.
     m->device->enqueue_fill(gradient_at(g->qkvb, (size_t)A).at, 0, (size_t)A * dtype_size(g->qkvb.dtype), ex);
     ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, own_dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
                             tp->own_rows, C, ex);
-    scratch_release(&m->narrow);
-    scratch_release(&m->wide);
+    scratch_release(&m->hidden_scratch);
+    scratch_release(&m->mlp_scratch);
 }
 
-// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its own checkpoint segment.
-// -1: none
-static int read_after(const GPT2 *m, int l) {
+// The block to prefetch while block l runs backward: l - 1, or the start of its checkpoint segment if l - 1 must be
+// recomputed. -1 if none.
+static int prefetch_after(const GPT2 *m, int l) {
     int next = l - 1, from = next >= 0 ? recompute_from(&m->options.recompute, next) : next;
     return from < next ? from : next;
 }
 
 // The gradients of the embeddings; wte's is added to that of the logits.
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
-    ParallelRows dout = rows_acquire(&m->tp, dresidual, &m->gathered_gradient, "dresidual");
-    rows_all_gather(&m->tp, &dout);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens, m->documents,
+    const floatX *dout = gather_gradient(m, dresidual);
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), dout, m->tensors.tokens, m->documents,
                                       mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
-    rows_release(&dout);
+    release_gradient(m);
 }
 
 // Final layernorm, logits and loss, forward and backward: dresidual = the gradient of the last block's output.
 static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
-    floatX *dlnf = scratch_acquire(&m->narrow, "dlnf", m->tp.all_elements);
+    floatX *dlnf = scratch_acquire(&m->hidden_scratch, "dlnf", m->tp.all_elements);
     zero_grads_acquire(&m->zero, embeddings_bucket());
     gpt2_classify(m, dlnf, scale, mode);
-    ParallelRows sum = rows_reduce_scatter(&m->tp, dlnf);
+    const floatX *own_dlnf = rows_reduce_scatter(&m->tp, dlnf);
     m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.own_rows * (size_t)C * sizeof(floatX), &m->exec);
-    const floatX *own_dlnf = rows_wait(&m->tp, &sum);
+    rows_wait(&m->tp, own_dlnf);
     zero_grads_acquire(&m->zero, final_bucket(&m->layout));
     m->ops->layernorm_backward(dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), own_dlnf, last_residual(m),
                                param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode,
                                m->tp.own_rows, C, &m->exec);
-    scratch_release(&m->narrow);
+    scratch_release(&m->hidden_scratch);
 }
 
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
@@ -717,7 +705,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
         }
-        wait_for_params(m, l, read_after(m, l));
+        wait_for_params(m, l, prefetch_after(m, l));
         zero_grads_acquire(&m->zero, layer_bucket(l));
         block_backward(m, l, dresidual, mode);
         poison_recomputed(m, l, LN1, RESIDUAL3);
@@ -734,24 +722,24 @@ static void gpt2_backward(GPT2 *m, real scale) {
 // False if the driver refused the captured graph: a second call captures the work without early launches.
 static bool try_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
-    int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
-    real scale = 1 / m->update_targets;
-    bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
-                 !m->documents.ranges && m->runs[graph_kind] > 0;
-    zero_micro_step(&m->zero, micro, micro_steps);
-    if (graph) { zero_wait_all(&m->zero); }
-    if (graph && m->graphs[graph_kind]) {
-        device->graph_launch(m->graphs[graph_kind], &m->exec);
+    bool first = micro == 0, last = micro == m->options.micro_steps - 1;
+    DeviceGraph **graph = &m->graphs[first][last];
+    bool uses_graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
+                      !m->documents.ranges && m->has_run[first][last];
+    zero_micro_step(&m->zero, micro, m->options.micro_steps);
+    if (uses_graph) { zero_wait_all(&m->zero); }
+    if (uses_graph && *graph) {
+        device->graph_launch(*graph, &m->exec);
         return true;
     }
-    if (graph) { device->capture_begin(&m->exec); }
+    if (uses_graph) { device->capture_begin(&m->exec); }
     m->inputs.stores = true;
     gpt2_forward(m);
-    gpt2_backward(m, scale);
+    gpt2_backward(m, 1 / m->update_targets);
     m->inputs.stores = false;
-    m->runs[graph_kind]++;
-    if (graph) { m->graphs[graph_kind] = device->capture_end(&m->exec); }
-    return !graph || m->graphs[graph_kind];
+    m->has_run[first][last] = true;
+    if (uses_graph) { *graph = device->capture_end(&m->exec); }
+    return !uses_graph || *graph;
 }
 
 static void gpt2_micro_step(GPT2 *m, int micro) {
@@ -786,7 +774,8 @@ static void gpt2_norm(GPT2 *m) {
 // AdamW, unless loss or norm is not finite. Piece by piece: at -z 0 everything at once, from -z 1 on a bucket's chunk
 // that this rank owns at a time. With --offload a piece comes from host memory and returns there.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);  // norm + 0 * loss: not finite if the loss is not
+    // norm += 0 * loss, which is NaN if the loss is not finite: AdamW skips the step then
+    m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
     for (int i = 0; i < m->update.num_pieces; i++) {
         PieceState piece = update_acquire(&m->update, i);
         m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges,
@@ -804,19 +793,19 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 static void gpt2_logits(GPT2 *m, int row, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
-    ParallelRows lnf = final_layernorm_forward(m);
-    floatX *all = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
+    const floatX *lnf = final_layernorm_output(m);
+    floatX *all = scratch_acquire(&m->mlp_scratch, "logits", (size_t)vocab * (size_t)m->local.tp_size);
     floatX *own = all + (size_t)vocab * (size_t)m->local.tp_rank;
-    m->ops->matmul_forward(own, lnf.all + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
+    m->ops->matmul_forward(own, lnf + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
     CommWork work = comm_all_gather(all, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
     comm_wait(work, tp_comm, &m->exec);
-    rows_release(&lnf);
+    norm_release(m, lnf);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     finish_work(m);
     m->device->download(host, all, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
     free(host);
-    scratch_release(&m->wide);
+    scratch_release(&m->mlp_scratch);
 }
 
 // Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last

@@ -19,11 +19,9 @@ read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc -
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
-    'llmc/parallel/tensor_parallel.h|= rows_wait\(|= not_waited('
-    'llmc/parallel/tensor_parallel.h|return rows_wait\(|return not_waited('
+    'llmc/parallel/tensor_parallel.h|^    rows_wait\(|    no_wait('
     'train_gpt2.cu|comm_wait\(|no_comm_wait('
-    'train_gpt2.cu|= rows_wait\(|= not_waited('
-    'train_gpt2.cu|^    rows_wait\(|    (void)not_waited('
+    'train_gpt2.cu|^    rows_wait\(|    no_wait('
     'llmc/parallel/zero.h|if \(buffered && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
     'llmc/parallel/zero.h|\{ zero_bucket_wait\(z, b\); \}|{ (void)b; }'
     'llmc/parallel/zero.h| && layer_buffer\(next\) != layer_buffer\(bucket\)|'
@@ -50,7 +48,6 @@ waits=(
 build() {
     cc -std=gnu11 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -x c dev/test/test_processes.c -o processes \
         -DPRECISION_FP32 -DPOISON_SCRATCH -DHAVE_MPI '-Dno_comm_wait(work,comm,ex)=(void)(work)' \
-        '-Dnot_waited(tp,rows)=((rows)->all)' \
         '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread
 }
 

@@ -79,11 +79,11 @@ typedef struct {
     int *tokens, *targets;               // (B,T)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
     // ---- scratch
-    // wide has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
+    // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
     // overwrites. At -r 0, dfch overwrites the saved fch_gelu.
-    floatX *wide;
-    floatX *normed;             // (R,C) lnf; layernorms that are recomputed or all-gathered
-    floatX *narrow;             // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
+    floatX *mlp_scratch;
+    floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
+    floatX *hidden_scratch;     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
     floatX *dresidual;          // (R/t,C) gradient of the residual stream, from the last block to the first
     floatX *gathered_gradient;  // -tp: (R,C) dresidual of all ranks
     real *statistics;           // -tp: (t,rows of a logits chunk,3)
@@ -227,7 +227,7 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// With -tp, normed, narrow and gathered_gradient are the three communication buffers, shared by all layers.
+// With -tp, norm_scratch, hidden_scratch and gathered_gradient are the three communication buffers, shared by all layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;
@@ -236,10 +236,10 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attention;
     bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
     size_t widest = larger(qkv, gelu_is_saved ? 0 : units);
-    PLAN_ADD(wide, SCRATCH, DT_FLOATX, larger(logits, N * widest));
-    PLAN_ADD(normed, SCRATCH, DT_FLOATX, all_rows, C);
+    PLAN_ADD(mlp_scratch, SCRATCH, DT_FLOATX, larger(logits, N * widest));
+    PLAN_ADD(norm_scratch, SCRATCH, DT_FLOATX, all_rows, C);
     if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, chunk, C); }
-    if (o->training || t > 1) { PLAN_ADD(narrow, SCRATCH, DT_FLOATX, all_rows, C); }
+    if (o->training || t > 1) { PLAN_ADD(hidden_scratch, SCRATCH, DT_FLOATX, all_rows, C); }
     if (t > 1 && o->training) { PLAN_ADD(gathered_gradient, SCRATCH, DT_FLOATX, all_rows, C); }
     if (t > 1) { PLAN_ADD(statistics, SCRATCH, DT_REAL, t, rows, 3); }
     PLAN_ADD(results, SCRATCH, DT_REAL, 2);

@@ -1,7 +1,7 @@
 /*
 The memory plan: a list of every tensor on the device and in pinned host memory, made before anything is allocated; and
 the arenas, which allocate exactly that list.
-defines: Lifetime, PlanTensor, Plan, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_device_bytes, mebibytes, plan_print,
+defines: Lifetime, PlanTensor, Plan, plan_find, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_device_bytes, mebibytes, plan_print,
          plan_json, plan_free, Arena, arena_create, arena_release, arena_bind, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
@@ -40,6 +40,14 @@ typedef struct {
     PlanTensor *tensors;
     int count;
 } Plan;
+
+// NULL if the plan has no tensor of that name
+static inline const PlanTensor *plan_find(const Plan *plan, const char *name) {
+    for (int i = 0; i < plan->count; i++) {
+        if (strcmp(plan->tensors[i].name, name) == 0) { return &plan->tensors[i]; }
+    }
+    return NULL;
+}
 
 // bytes of one lifetime
 static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {

@@ -9,14 +9,20 @@ One rank communicates nothing: each function is then one operation. Shapes: N ro
 OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
 In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
 begin and wait overlaps the collective. The forward has no such compute and waits at once.
-defines: TensorParallel, tp_open, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
-         rows_reduce_scatter, column_parallel_forward, row_parallel_forward,
+The forward of a column-parallel linear is matmul_forward: its input is all-gathered already.
+defines: TensorParallel, tp_open, tp_set_rows, rows_all_gather, rows_reduce_scatter, rows_wait, row_parallel_forward,
          row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
          vocab_parallel_embedding_backward, vocab_parallel_classifier, replicated_grads_all_reduce
 */
 #pragma once
 #include "llmc/memory/plan.h"
 #include "llmc/parallel/zero.h"
+
+// a collective that has begun; rows: its output, NULL: none
+typedef struct {
+    const floatX *rows;
+    CommWork work;
+} PendingRows;
 
 typedef struct {
     const Ops *ops;
@@ -33,6 +39,7 @@ typedef struct {
     size_t own_offset;    // first_row * C
     size_t chunk;         // elements of one rank's chunk of rows
     size_t all_elements;  // t * chunk: of a buffer for the rows of all ranks
+    PendingRows pending[2];
 } TensorParallel;
 
 // comm: the t ranks. The other arguments are the fields of TensorParallel. Call tp_set_rows before the first operation.
@@ -62,72 +69,46 @@ static inline void tp_set_rows(TensorParallel *tp, int N, int C, bool decoding) 
     tp->all_elements = tp->chunk * (size_t)ranks;
 }
 
-// This rank's rows of a tensor, and the rows of all ranks. With one rank both are the same memory.
-typedef struct {
-    floatX *own;       // inside `all` or apart from it
-    floatX *all;       // complete after rows_all_gather and rows_wait
-    Scratch *scratch;  // that holds `all`; NULL: neither is scratch
-    CommWork work;     // of the all-gather; 0: none begun
-} ParallelRows;
-
-// `own` with a scratch buffer for the rows of all ranks. Free with rows_release.
-static inline ParallelRows rows_acquire(const TensorParallel *tp, floatX *own, Scratch *scratch, const char *name) {
-    ParallelRows rows = {own, own, NULL, 0};
-    if (!tp->splits_rows) { return rows; }
-    rows.all = scratch_acquire(scratch, name, tp->all_elements);
-    rows.scratch = scratch;
-    return rows;
+static inline void rows_begin(TensorParallel *tp, const floatX *rows, CommWork work) {
+    int i = tp->pending[0].rows ? 1 : 0;
+    if (tp->pending[i].rows) { run_error("three collectives of tensor parallelism at once: a bug in the trainer"); }
+    tp->pending[i].rows = rows;
+    tp->pending[i].work = work;
 }
 
-static inline void rows_release(ParallelRows *rows) {
-    if (rows->scratch) { scratch_release(rows->scratch); }
-}
-
-// Begins to all-gather the rows of all ranks.
-static inline void rows_all_gather(const TensorParallel *tp, ParallelRows *rows) {
+// Begins to all-gather `own`, this rank's rows, into `all`, readable after rows_wait. own may be its place within `all`.
+// One rank: nothing to do, since `all` is `own`.
+static inline void rows_all_gather(TensorParallel *tp, floatX *all, const floatX *own) {
     if (!tp->splits_rows) { return; }
-    rows->work = comm_all_gather(rows->all, rows->own, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+    rows_begin(tp, all, comm_all_gather(all, own, tp->chunk, DT_FLOATX, tp->comm, tp->ex));
 }
 
-// Work enqueued from now on may read the rows of all ranks, which are returned.
-static inline floatX *rows_wait(const TensorParallel *tp, const ParallelRows *rows) {
-    if (rows->work) { comm_wait(rows->work, tp->comm, tp->ex); }
-    return rows->all;
-}
-
-// Begins the reduce-scatter of `partial`, the rows of all ranks, in place; when decoding an all-reduce. Returns this
-// rank's rows of the sum, readable after rows_wait.
-static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX *partial) {
+// Begins to sum `partial`, the rows of all ranks, over the ranks, in place. Returns this rank's rows of the sum, readable
+// after rows_wait. A reduce-scatter; when decoding an all-reduce; one rank: nothing to do.
+static inline floatX *rows_reduce_scatter(TensorParallel *tp, floatX *partial) {
     floatX *own = partial + tp->own_offset;
-    ParallelRows sum = {own, own, NULL, 0};
     if (tp->splits_rows) {
-        sum.work = comm_reduce_scatter(own, partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+        rows_begin(tp, own, comm_reduce_scatter(own, partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex));
     } else if (tp->comm->size > 1) {
-        sum.work = comm_all_reduce(partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+        rows_begin(tp, own, comm_all_reduce(partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex));
     }
-    return sum;
+    return own;
+}
+
+// Work enqueued from now on may read `rows`, the output of a collective.
+static inline void rows_wait(TensorParallel *tp, const floatX *rows) {
+    for (int i = 0; i < 2; i++) {
+        if (tp->pending[i].rows != rows) { continue; }
+        comm_wait(tp->pending[i].work, tp->comm, tp->ex);
+        tp->pending[i].rows = NULL;
+    }
 }
 
 // ---- linear layers
 
-// All-gathers the rows of in, then out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all rows. gelu (N,OC) =
-// gelu(out) in the same matmul, unless gelu is NULL.
-static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, floatX *gelu, ParallelRows in,
-                                           const floatX *weight, const floatX *bias, int N, int C, int OC) {
-    if (tp->splits_rows) {
-        CommWork gather = comm_all_gather(in.all, in.own, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
-        comm_wait(gather, tp->comm, tp->ex);
-    }
-    if (gelu) {
-        tp->ops->matmul_gelu_forward(gelu, out, in.all, weight, bias, N, C, OC, tp->ex);
-    } else {
-        tp->ops->matmul_forward(out, in.all, weight, bias, NULL, N, C, OC, tp->ex);
-    }
-}
-
 // out = in (N,K) weight (C,K)^T, reduce-scattered, + bias (C) + residual. out and residual are this rank's rows. With t
 // ranks the matmul writes to tp->partial.
-static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, const floatX *in, const floatX *weight,
+static inline void row_parallel_forward(TensorParallel *tp, floatX *out, const floatX *in, const floatX *weight,
                                         const floatX *bias, const floatX *residual, int N, int K, int C) {
     if (tp->comm->size == 1) {
         tp->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, tp->ex);
@@ -135,54 +116,54 @@ static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, c
     }
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
-    ParallelRows sum = rows_reduce_scatter(tp, partial);
-    comm_wait(sum.work, tp->comm, tp->ex);
-    tp->ops->residual_forward(out, sum.own, bias, residual, tp->own_rows, C, tp->ex);
+    floatX *sum = rows_reduce_scatter(tp, partial);
+    rows_wait(tp, sum);
+    tp->ops->residual_forward(out, sum, bias, residual, tp->own_rows, C, tp->ex);
     scratch_release(tp->partial);
 }
 
-// The backward of row_parallel_forward without its residual. dout: rows_all_gather has begun.
-//   din (N,K) = dout (N,C) weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may alias in
+// The backward of row_parallel_forward without its residual. dout (N,C): its all-gather has begun.
+//   din (N,K) = dout weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may alias in
 //   dweight (C,K), dbias (C), dgelu_bias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias (+)= the
 //   sum over this rank's rows, all-reduced later with the other replicated tensors.
-static inline void row_parallel_backward(const TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
-                                         Gradient dgelu_bias, const ParallelRows *dout, const floatX *in,
+static inline void row_parallel_backward(TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
+                                         Gradient dgelu_bias, const floatX *dout, const floatX *in,
                                          const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int K,
                                          int C) {
+    rows_wait(tp, dout);
     if (tp->splits_rows) {  // dbias alone, over this rank's rows
-        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout->own, NULL, NULL, NULL, mode, tp->own_rows,
-                                 0, C, tp->ex);
+        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout + tp->own_offset, NULL, NULL, NULL, mode,
+                                 tp->own_rows, 0, C, tp->ex);
         dbias = no_gradient;
     }
-    const floatX *all = rows_wait(tp, dout);
-    tp->ops->matmul_backward(din, dweight, dbias, dgelu_bias, all, in, weight, gelu_pre, mode, N, K, C, tp->ex);
+    tp->ops->matmul_backward(din, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, K, C, tp->ex);
 }
 
-// The backward of column_parallel_forward. in: rows_all_gather has begun. Returns this rank's rows of
+// The backward of a column-parallel linear. in (N,C): its all-gather has begun. Returns this rank's rows of
 //   din (N,C) = dout (N,OC) weight (OC,C), summed over the ranks;  din is a buffer for the rows of all ranks
 //   dweight (OC,C), dbias (OC) (+)= as in matmul_backward
-// With t ranks, din's matmul comes first: its reduce-scatter runs beside dweight's matmul.
-static inline const floatX *column_parallel_backward(const TensorParallel *tp, floatX *din, Gradient dweight,
-                                                     Gradient dbias, const floatX *dout, const ParallelRows *in,
-                                                     const floatX *weight, GradMode mode, int N, int C, int OC) {
+// With t ranks, din's matmul comes first: its reduce-scatter runs while dweight's matmul does.
+static inline const floatX *column_parallel_backward(TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
+                                                     const floatX *dout, const floatX *in, const floatX *weight,
+                                                     GradMode mode, int N, int C, int OC) {
     const Ops *ops = tp->ops;
     Exec *ex = tp->ex;
     if (!tp->splits_rows) {
-        ops->matmul_backward(din, dweight, dbias, no_gradient, dout, in->all, weight, NULL, mode, N, C, OC, ex);
+        ops->matmul_backward(din, dweight, dbias, no_gradient, dout, in, weight, NULL, mode, N, C, OC, ex);
         return din;
     }
     ops->matmul_backward(din, no_gradient, no_gradient, no_gradient, dout, NULL, weight, NULL, mode, N, C, OC, ex);
-    ParallelRows sum = rows_reduce_scatter(tp, din);
-    const floatX *all = rows_wait(tp, in);
-    ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, all, NULL, NULL, mode, N, C, OC, ex);
-    return rows_wait(tp, &sum);
+    const floatX *sum = rows_reduce_scatter(tp, din);
+    rows_wait(tp, in);
+    ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, in, NULL, NULL, mode, N, C, OC, ex);
+    rows_wait(tp, sum);
+    return sum;
 }
 
 // ---- embedding and classifier
 
 // Adds the position embeddings to this rank's rows x (own_rows,C). A document has positions of its own.
-static inline void add_positions(const TensorParallel *tp, floatX *x, const floatX *wpe, Documents documents, int T,
-                                 int C) {
+static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wpe, Documents documents, int T, int C) {
     if (!documents.ranges) {
         tp->ops->position_embedding_forward(x, wpe, (int)tp->first_row, tp->own_rows, T, C, tp->ex);
         return;
@@ -198,8 +179,8 @@ static inline void add_positions(const TensorParallel *tp, floatX *x, const floa
 }
 
 // dwpe (maxT,C) (+)= the gradient of add_positions; dout (own_rows,C)
-static inline void add_positions_backward(const TensorParallel *tp, Gradient dwpe, const floatX *dout,
-                                          Documents documents, GradMode mode, int T, int maxT, int C) {
+static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, const floatX *dout, Documents documents,
+                                          GradMode mode, int T, int maxT, int C) {
     if (!documents.ranges) {
         tp->ops->position_embedding_backward(dwpe, dout, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
         return;
@@ -217,7 +198,7 @@ static inline void add_positions_backward(const TensorParallel *tp, Gradient dwp
 
 // out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). One rank holds a
 // token's embedding; the other ranks add zeros.
-static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, floatX *out, const int *tokens,
+static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *out, const int *tokens,
                                                     const floatX *wte, const floatX *wpe, Documents documents, int B,
                                                     int T, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
@@ -232,30 +213,30 @@ static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, fl
     }
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
-    ParallelRows sum = rows_reduce_scatter(tp, partial);
-    const floatX *own = rows_wait(tp, &sum);
-    tp->device->enqueue_copy(out, own, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
+    const floatX *sum = rows_reduce_scatter(tp, partial);
+    rows_wait(tp, sum);
+    tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
     add_positions(tp, out, wpe, documents, T, C);
     scratch_release(tp->partial);
 }
 
-// dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout: rows_all_gather has begun.
-static inline void vocab_parallel_embedding_backward(const TensorParallel *tp, Gradient dwte, Gradient dwpe,
-                                                     const ParallelRows *dout, const int *tokens, Documents documents,
+// dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout (N,C): its all-gather has begun.
+static inline void vocab_parallel_embedding_backward(TensorParallel *tp, Gradient dwte, Gradient dwpe,
+                                                     const floatX *dout, const int *tokens, Documents documents,
                                                      GradMode mode, int B, int T, int maxT, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
     if (tp->comm->size == 1 && !documents.ranges) {
-        tp->ops->embedding_backward(dwte, dwpe, dout->own, tokens, mode, B, T, maxT, C, tp->ex);
+        tp->ops->embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, tp->ex);
         return;
     }
-    add_positions_backward(tp, dwpe, dout->own, documents, mode, T, maxT, C);
-    const floatX *all = rows_wait(tp, dout);
-    tp->ops->token_embedding_backward(dwte, all, tokens, first_id, tp->vocab, N, C, tp->ex);
+    rows_wait(tp, dout);
+    add_positions_backward(tp, dwpe, dout + tp->own_offset, documents, mode, T, maxT, C);
+    tp->ops->token_embedding_backward(dwte, dout, tokens, first_id, tp->vocab, N, C, tp->ex);
 }
 
 // The classifier on logits (rows,vocab), this rank's columns of V: losses (rows) = cross-entropy, and the logits become
 // their gradient times dloss, in place, unless dloss is 0. The ranks all-gather three statistics per row.
-static inline void vocab_parallel_classifier(const TensorParallel *tp, real *losses, floatX *logits, const int *targets,
+static inline void vocab_parallel_classifier(TensorParallel *tp, real *losses, floatX *logits, const int *targets,
                                              real dloss, int rows, int V) {
     Comm *comm = tp->comm;
     int vocab = tp->vocab, first_id = comm->rank * vocab;
@@ -275,7 +256,7 @@ static inline void vocab_parallel_classifier(const TensorParallel *tp, real *los
 // ---- gradients of replicated tensors: every rank has summed them over its own rows
 
 // Copies the gradients of replicated tensors from their buckets to `buffer`, or back. Returns their number of elements.
-static inline size_t replicated_grads_copy(const TensorParallel *tp, const Zero *z, void *buffer, bool to_buffer) {
+static inline size_t replicated_grads_copy(TensorParallel *tp, const Zero *z, void *buffer, bool to_buffer) {
     size_t count = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         Range ranges[LAYER_PARAMS];
@@ -293,7 +274,7 @@ static inline size_t replicated_grads_copy(const TensorParallel *tp, const Zero 
 }
 
 // All-reduces the gradients of replicated tensors in one call. buffer: (max_replicated) of stored_gradients.
-static inline void replicated_grads_all_reduce(const TensorParallel *tp, Zero *z, void *buffer) {
+static inline void replicated_grads_all_reduce(TensorParallel *tp, Zero *z, void *buffer) {
     if (tp->comm->size == 1) { return; }
     size_t count = replicated_grads_copy(tp, z, buffer, true);
     DType dtype = zero_stored_grads(z, 0).dtype;
