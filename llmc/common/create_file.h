@@ -1,7 +1,7 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
 defines: FILE_MODE, FOLDER_MODE, create_file, open_written, close_synced, PartFile, part_open, part_put, part_put_at,
-         part_close, part_discard, part_finish, read_exact
+         part_close, part_discard, part_finish, read_exact, read_error
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.
@@ -105,6 +105,11 @@ static inline int part_finish(PartFile *f) {
 }
 
 // ---- reading
+
+// the reason in words for an error of read_exact
+static inline const char *read_error(int error) {
+    return error == ENODATA ? "the file ends too early" : strerror(error);
+}
 
 // pread of exactly `bytes` bytes. Returns 0 or an errno, ENODATA at the end of the file.
 static inline int read_exact(int fd, void *out, size_t bytes, uint64_t offset) {

@@ -69,7 +69,7 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
         refuse_kind(flag, path, "a token shard of llm.c or --tokenize, as its name ends in .bin");
     }
     int error = read_exact(fd, header, sizeof header, 0);
-    if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, strerror(error)); }
+    if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, read_error(error)); }
     if (header[1] != TOKEN_VERSION || header[3] > 65536 || header[3] == 1) {
         input_error("%s: %s has version %" PRIu32 " and a vocabulary of %" PRIu32 ", expected version 1 and 0 (GPT-2's "
                     "vocabulary) or 2 to 65536; make the file again with --tokenize",
@@ -265,7 +265,7 @@ static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t fi
     size_t width = (size_t)files->token_bytes;
     if (!token_reader_select(reader, f)) { return false; }
     int error = read_exact(reader->fd, reader->raw, count * width, (uint64_t)files->header_bytes + first * width);
-    return !error || token_reader_fail(reader, f, "could not be read: ", strerror(error));
+    return !error || token_reader_fail(reader, f, "could not be read: ", read_error(error));
 }
 
 // ids (count) = tokens [first, first + count) of file f, counted from the start of the file. count is at most the

@@ -80,7 +80,7 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     int error = read_exact(st.fd, header, sizeof header, 0);
     if (error) {
         input_error("'%s' is %lld bytes long, expected the %zu bytes of an llm.c model's header (%s); copy it again",
-                    path, (long long)info.st_size, sizeof header, strerror(error));
+                    path, (long long)info.st_size, sizeof header, read_error(error));
     }
     int Vp = llmc_check_header(c, header, path);
     DType dtype = header[1] == LLMC_BF16 ? DT_BF16 : DT_F32;

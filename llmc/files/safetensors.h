@@ -187,7 +187,7 @@ static inline cJSON *st_read_header(SafeTensors *st, uint64_t file_size) {
     }
     char *header = (char *)xcalloc((size_t)length + 1, 1);  // with a NUL, which cJSON before 1.7.18 may read
     if (!error) { error = read_exact(st->fd, header, (size_t)length, sizeof length); }
-    if (error) { st_refuse(st, "could not be read: %s", strerror(error)); }
+    if (error) { st_refuse(st, "could not be read: %s", read_error(error)); }
     const char *end = header;
     cJSON *json = NULL;
     // a NUL would shorten a name
