@@ -24,8 +24,9 @@ static inline void id_file_path(char *path, const char *folder) {
 }
 
 static inline void id_file_write(const char *path, const void *id, size_t bytes) {
+    mode_t before = umask(077);  // private from its creation on: nobody else can open it first and read it later
     PartFile file = part_open(path);
-    if (file.file && fchmod(fileno(file.file), 0600) != 0) { part_discard(&file); }
+    umask(before);
     part_put(&file, id, bytes);
     int error = part_finish(&file);
     if (error) { input_error("%s could not be written (%s); give -pf another folder", path, strerror(error)); }
