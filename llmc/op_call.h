@@ -41,15 +41,15 @@ static inline Operand make_operand(const char *name, const void *at, DType dtype
 static inline DType float_of_size(size_t bytes) { return bytes == 2 ? DT_BF16 : bytes == 4 ? DT_F32 : DT_F64; }
 
 // clang-format off
-#define IN(x, rows, cols) make_operand(#x, x, float_of_size(sizeof *(x)), READ, rows, cols)
-#define OUT(x, rows, cols) make_operand(#x, x, float_of_size(sizeof *(x)), WRITTEN, rows, cols)
-#define INOUT(x, rows, cols) make_operand(#x, x, float_of_size(sizeof *(x)), READ | WRITTEN, rows, cols)
-#define SUM(x, rows, cols) make_operand(#x, x, DT_REAL, mode == GRAD_ADD ? READ | WRITTEN : WRITTEN, rows, cols)
-#define GRAD(g, rows, cols) make_operand(#g, g.at, g.dtype, mode == GRAD_ADD ? READ | WRITTEN : WRITTEN, rows, cols)
-#define GRAD_IN(g, rows, cols) make_operand(#g, g.at, g.dtype, READ, rows, cols)
-#define ROWS(x, rows, cols) make_operand(#x, x, DT_FLOATX, READ | SOME_ROWS, rows, cols)
-#define GRAD_ROWS(g, rows, cols) make_operand(#g, g.at, g.dtype, READ | WRITTEN | SOME_ROWS, rows, cols)
-#define IDS(x, n) make_operand(#x, x, DT_I32, READ, n, 1)
+#define IN(x, rows, cols) make_operand(#x, (x), float_of_size(sizeof *(x)), READ, rows, cols)
+#define OUT(x, rows, cols) make_operand(#x, (x), float_of_size(sizeof *(x)), WRITTEN, rows, cols)
+#define INOUT(x, rows, cols) make_operand(#x, (x), float_of_size(sizeof *(x)), READ | WRITTEN, rows, cols)
+#define SUM(x, rows, cols) make_operand(#x, (x), DT_REAL, mode == GRAD_ADD ? READ | WRITTEN : WRITTEN, rows, cols)
+#define GRAD(g, rows, cols) make_operand(#g, (g).at, (g).dtype, mode == GRAD_ADD ? READ | WRITTEN : WRITTEN, rows, cols)
+#define GRAD_IN(g, rows, cols) make_operand(#g, (g).at, (g).dtype, READ, rows, cols)
+#define ROWS(x, rows, cols) make_operand(#x, (x), DT_FLOATX, READ | SOME_ROWS, rows, cols)
+#define GRAD_ROWS(g, rows, cols) make_operand(#g, (g).at, (g).dtype, READ | WRITTEN | SOME_ROWS, rows, cols)
+#define IDS(x, n) make_operand(#x, (x), DT_I32, READ, n, 1)
 
 #define HOOKED_OP(op, parameters, arguments, flops, ...)                                                               \
     static inline void hooked_##op parameters {                                                                        \

@@ -3,7 +3,8 @@ AdamW's storage and rounding: bf16 weights and their remainders, moments in bf16
 weights, so there the statements about weights are trivial.
 */
 #include "testing.h"
-#include "llmc/adamw.h"
+#include "llmc/adamw_cpu.h"
+#include "llmc/common/device.h"
 #include <omp.h>
 
 #ifdef __SANITIZE_ADDRESS__

@@ -11,7 +11,7 @@ extern "C" {  // cmocka.h has no extern "C" of its own
 #include <cmocka.h>
 }
 #include "testing.h"
-#include "llmc/matmul.h"
+#include "llmc/matmul_cpu.h"
 #include "llmc/run/early_launches.cuh"
 #include "llmc/common/rng.h"
 #include "../bench/recorded.h"

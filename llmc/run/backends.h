@@ -54,8 +54,8 @@ static inline double cpu_peak_flops(bool tf32) {
 
 #define CPU_BACKEND(table, describes)                                                                                  \
     {                                                                                                                  \
-        .ops = &table, .device = &cpu_device, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                    \
-        .partials_bytes = cpu_partials_bytes, .open = cpu_open, .close = cpu_close, .describe = describes,             \
+        .ops = &(table), .device = &cpu_device, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                  \
+        .partials_bytes = cpu_partials_bytes, .open = cpu_open, .close = cpu_close, .describe = (describes),           \
         .capability = cpu_capability, .peak_flops = cpu_peak_flops,                                                    \
     }
 static const Backend cpu_backend = CPU_BACKEND(cpu_ops, cpu_describe);
