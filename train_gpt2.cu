@@ -105,8 +105,8 @@ typedef struct {
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
-    // one buffer each, used in turn: (N,4C) of the MLP, the logits and dqkv; (N,C) of a layernorm's output; (N,C) of the
-    // gradient below a matmul; with -tp dresidual of all ranks
+    // one buffer each, used in turn: (N,4C) of the MLP, the logits and dqkv; (N,C) of a layernorm's output; (N,C) of
+    // the gradient below a matmul; with -tp dresidual of all ranks
     Scratch mlp_scratch, norm_scratch, hidden_scratch, gathered_gradient;
     int classifier_rows;  // rows of a logits chunk
     // ---- ranks
@@ -127,7 +127,8 @@ typedef struct {
     Documents documents;  // sequences of other lengths than T
     real update_targets;  // targets of the whole update, over all micro-batches and ranks
     int next_slot;        // of tensors.staged
-    // CUDA graphs of a micro-step, [first of its step][last of its step]: the first sets gradients, the last reduces them
+    // CUDA graphs of a micro-step, [first of its step][last of its step]: the first sets gradients, the last reduces
+    // them
     DeviceGraph *graphs[2][2];  // NULL: not captured
     bool has_run[2][2];         // without a graph
 } GPT2;
@@ -540,8 +541,8 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. backward
 
-// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits. With
-// -tp its all-gather begins here, unless -ra 0 saved the gathered rows: rows_wait before reading. Release it with
+// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits.
+// With -tp its all-gather begins here, unless -ra 0 saved the gathered rows: rows_wait before reading. Release it with
 // norm_release.
 static const floatX *recompute_layernorm(GPT2 *m, floatX *saved, const floatX *in, const real *mean, const real *rstd,
                                          const floatX *weight, const floatX *bias) {

@@ -6,7 +6,8 @@
 
 Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval accelerate`. TRAIN_GPT2 names the
 program. The texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are
-its own hellaswag with the file of FOLDER as data, and a perplexity task. lm-eval begins a text with the model's bos_token_id: a newline of a byte model, whose tokenizer has no such token.
+its own hellaswag with the file of FOLDER as data, and a perplexity task. lm-eval begins a text with the model's
+bos_token_id: a newline of a byte model, whose tokenizer has no such token.
 Prints a line for each number: this program's, the other's, and their relative difference. A difference above 2e-5
 fails.
 """

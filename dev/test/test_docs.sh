@@ -39,6 +39,7 @@ cd "$root" || exit
 make -npr help >"$folder/rules" 2>/dev/null
 "$trainer" --help >"$folder/help" 2>&1
 devices=$("$trainer" --version | sed -n 's/.* devices \([^,]*\),.*/\1/p')
+# shellcheck disable=SC2016
 report "doc/flags.md describes the flags of --help, in their order" "$(
     diff <(sed -nE 's/^  (-[a-z]+| +) +--([a-z0-9-]+).*/\2/p' "$folder/help") \
         <(sed -nE 's/^\*\*(`-[a-z]+`, )?`--([a-z0-9-]+).*/\2/p' doc/flags.md)

@@ -227,11 +227,13 @@ refused "conversations" "line 1 is an example to fine-tune on, and --eval scores
 printf '{"prompt":"a","story":"b"}\n' >story.jsonl
 refused "a misspelt field" "line 1 has no string in the field; name the field of the text with --field" \
     --eval story.jsonl -e half --field stroy
-refused "an example without a label" "unlabelled.jsonl line 2 is no example of HellaSwag" --eval unlabelled.jsonl -e half
+refused "an example without a label" \
+    "unlabelled.jsonl line 2 is no example of HellaSwag" --eval unlabelled.jsonl -e half
 refused "text without a tokenizer" "a model of 2757 tokens needs a tokenizer" --eval four.txt -e plain/model
 refused "a window longer than the model" "-t 9 is longer than the model's 8 positions" --eval four.txt -e half -t 9
 refused "tokens of another vocabulary" "is id 2756, but the vocabulary has ids 0 to 255" --eval val.bin -e half
-refused "--eval-task" "was removed: lm-evaluation-harness scores a checkpoint" --eval four.txt --eval-task lambada -e half
+refused "--eval-task" "was removed: lm-evaluation-harness scores a checkpoint" \
+    --eval four.txt --eval-task lambada -e half
 refused "--stride" "was removed: the windows of --eval do not overlap" --eval four.txt -e half --stride 2
 
 python=${PYTHON:-$root/build/py/bin/python3}

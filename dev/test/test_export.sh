@@ -193,7 +193,8 @@ found = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
 folder = pathlib.Path(sys.argv[2])
 vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
 expected = {
-    "general.architecture": "gpt2", "general.type": "model", "general.name": "run", "general.file_type": int(sys.argv[3]),
+    "general.architecture": "gpt2", "general.type": "model",
+    "general.name": "run", "general.file_type": int(sys.argv[3]),
     "general.quantization_version": 2, "gpt2.block_count": 2, "gpt2.context_length": 128, "gpt2.embedding_length": 64,
     "gpt2.feed_forward_length": 256, "gpt2.attention.head_count": 4,
     "gpt2.attention.layer_norm_epsilon": struct.unpack("<f", struct.pack("<f", 1e-5))[0],

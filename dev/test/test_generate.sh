@@ -96,7 +96,8 @@ refused "--generate without -e" "--generate needs a trained model" --generate 2
 refused "a prompt without a tokenizer" "with --tokenizer" --generate 2 -e bare --prompt b
 refused "--samples without --generate" "--samples applies to --generate" -i turns --samples 2
 refused "--prompt @- without --generate" "--prompt @- reads the prompt of --generate from stdin" -i turns --prompt @-
-refused "a prompt that is missing" "--prompt @none: could not read 'none' as a text" --generate 5 -e bytes --prompt @none
+refused "a prompt that is missing" "--prompt @none: could not read 'none' as a text" \
+    --generate 5 -e bytes --prompt @none
 refused "a folder as prompt" "--prompt @.: could not read '.' as a text" --generate 5 -e bytes --prompt @.
 refused "--samples 0" "--samples takes a whole number from 1" --generate 5 -e bytes --samples 0
 refused "--top-p 1.1" "--top-p takes a number from 0 to 1" --generate 5 -e bytes --top-p 1.1

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Packaging: the version number, the man page, `make install`, Debian's package, the Dockerfile, and the workflow. No container is built, and the workflow is not run.
+# Packaging: the version number, the man page, `make install`, Debian's package, the Dockerfile, and the workflow. No
+# container is built, and the workflow is not run.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit

@@ -189,7 +189,8 @@ flops, moved = 0, collections.Counter()
 for rank, path in enumerate(sys.argv[1:]):
     for top, events in read(path, [3, 4]):
         found = counts(events)
-        for name, number in (("attention", L * len(SEQUENCES)), ("position_embedding", len(PARTS) // ranks), ("token_embedding", 1)):
+        numbers = {"attention": L * len(SEQUENCES), "position_embedding": len(PARTS) // ranks, "token_embedding": 1}
+        for name, number in numbers.items():
             same(name, (found[name + "_forward"], found[name + "_backward"]), (G * number, G * number))
         flops += sum(e["args"]["flops"] for e in events)
         for e in events:

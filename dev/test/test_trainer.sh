@@ -725,8 +725,10 @@ refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
 refused "a folder as data" "is a directory" -i whole "${model[@]}"
 refused "a token shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
 refused "a token shard that is too long" "its header says 119 tokens" -i longer.bin "${model[@]}" -t 16
-refused "a token shard cut short within its header" "could not read the header of header.bin: the file ends too early" -i header.bin "${model[@]}"
-refused "a token shard with another magic number" "magic.bin is no file of a known kind, expected a token shard" -i magic.bin "${model[@]}"
+refused "a token shard cut short within its header" \
+    "could not read the header of header.bin: the file ends too early" -i header.bin "${model[@]}"
+refused "a token shard with another magic number" \
+    "magic.bin is no file of a known kind, expected a token shard" -i magic.bin "${model[@]}"
 refused "a token shard of another version" "version 2" -i version.bin "${model[@]}"
 refused "a bad token shard among good ones" "magic.bin is no file of a known kind" -i '[gm]*.bin' "${model[@]}"
 refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
@@ -847,10 +849,12 @@ head -c -1 whole/step_00000006/model.safetensors >$last/model.safetensors
 refused "weights cut short" "bytes of data, expected" "${resume[@]}"
 refused "--generate with weights cut short" "bytes of data, expected" --generate 5 -e $last
 sed 's/"shape":\[256,16\]/"shape":[256,17]/' whole/step_00000006/model.safetensors >$last/model.safetensors
-refused "a safetensors header with a wrong shape" "gives tensor 'wte.weight' 16384 bytes, expected those of its shape in F32" \
+refused "a safetensors header with a wrong shape" \
+    "gives tensor 'wte.weight' 16384 bytes, expected those of its shape in F32" \
     "${resume[@]}"
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
-refused "a safetensors header longer than its file" "says that its header has 2147483647, expected at most" "${resume[@]}"
+refused "a safetensors header longer than its file" \
+    "says that its header has 2147483647, expected at most" "${resume[@]}"
 refused "a text as weights" "safetensors file 'text'" -i text -e text
 
 end_tests

@@ -201,7 +201,7 @@ test: ## test: build and run the tests, 12 minutes on two cores; the last line i
 		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-faults: train_gpt2 build/test/test_processes ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
+test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 30 minutes
 	dev/test/faults.sh whole
 
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores

@@ -4,8 +4,8 @@ defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, llmc_latest
 The file, little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
-Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. llmc/files/model_writer.h
-writes such a file.
+Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. model_writer.h writes
+such a file.
 */
 #pragma once
 #include "llmc/files/file_kind.h"

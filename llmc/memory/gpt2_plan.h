@@ -78,9 +78,8 @@ typedef struct {
     // ---- saved
     int *tokens, *targets;               // (B,T)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
-    // ---- scratch
-    // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
-    // overwrites. At -r 0, dfch overwrites the saved fch_gelu.
+    // ---- scratch mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu
+    // (B,T,units), which dfch overwrites. At -r 0, dfch overwrites the saved fch_gelu.
     floatX *mlp_scratch;
     floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
     floatX *hidden_scratch;     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
@@ -107,8 +106,8 @@ static inline int64_t equal_chunk(int64_t rows, int64_t chunks) {
     return chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
 }
 
-// Rows of a logits chunk. Where the options give no number, the logits take about the memory of dfch, but a chunk has at
-// least MIN_ROWS rows, because each chunk reads wte once.
+// Rows of a logits chunk. Where the options give no number, the logits take about the memory of dfch, but a chunk has
+// at least MIN_ROWS rows, because each chunk reads wte once.
 static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
     enum { MIN_ROWS = 256 };
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
@@ -227,7 +226,8 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// With -tp, norm_scratch, hidden_scratch and gathered_gradient are the three communication buffers, shared by all layers.
+// With -tp, norm_scratch, hidden_scratch and gathered_gradient are the three communication buffers, shared by all
+// layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;

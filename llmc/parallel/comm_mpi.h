@@ -215,8 +215,8 @@ static inline void sum_in_order(void *out, const char *x, size_t count, DType dt
 
 // ---- pieces
 
-// A piece: `count` elements in parts of `part`, one for each rank; the last parts may be short or empty. In the caller's
-// buffer the parts begin `stride` elements apart.
+// A piece: `count` elements in parts of `part`, one for each rank; the last parts may be short or empty. In the
+// caller's buffer the parts begin `stride` elements apart.
 typedef struct {
     size_t count, part, stride;
     DType dtype;

@@ -321,9 +321,9 @@ static inline ncclUniqueId nccl_unique_id(void) {
     return id;
 }
 
-// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI, closed
-// by the caller after the world; NULL: without MPI. id_file: rank 0's file without MPI, removed once all ranks have
-// connected; otherwise NULL.
+// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI,
+// closed by the caller after the world; NULL: without MPI. id_file: rank 0's file without MPI, removed once all ranks
+// have connected; otherwise NULL.
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host,
                                    const char *id_file) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));

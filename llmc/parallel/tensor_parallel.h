@@ -76,15 +76,15 @@ static inline void rows_begin(TensorParallel *tp, const floatX *rows, CommWork w
     tp->pending[i].work = work;
 }
 
-// Begins to all-gather `own`, this rank's rows, into `all`, readable after rows_wait. own may be its place within `all`.
-// One rank: nothing to do, since `all` is `own`.
+// Begins to all-gather `own`, this rank's rows, into `all`, readable after rows_wait. own may be its place within
+// `all`. One rank: nothing to do, since `all` is `own`.
 static inline void rows_all_gather(TensorParallel *tp, floatX *all, const floatX *own) {
     if (!tp->splits_rows) { return; }
     rows_begin(tp, all, comm_all_gather(all, own, tp->chunk, DT_FLOATX, tp->comm, tp->ex));
 }
 
-// Begins to sum `partial`, the rows of all ranks, over the ranks, in place. Returns this rank's rows of the sum, readable
-// after rows_wait. A reduce-scatter; when decoding an all-reduce; one rank: nothing to do.
+// Begins to sum `partial`, the rows of all ranks, over the ranks, in place. Returns this rank's rows of the sum,
+// readable after rows_wait. A reduce-scatter; when decoding an all-reduce; one rank: nothing to do.
 static inline floatX *rows_reduce_scatter(TensorParallel *tp, floatX *partial) {
     floatX *own = partial + tp->own_offset;
     if (tp->splits_rows) {

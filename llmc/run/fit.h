@@ -16,8 +16,8 @@ typedef struct {
     const char *flag;
 } Rung;
 
-// Flags that change no bits come first, then states that are rounded, and last the host's memory, whose copies steps may
-// wait for.
+// Flags that change no bits come first, then states that are rounded, and last the host's memory, whose copies steps
+// may wait for.
 static const Rung ladder[] = {
     {ARG(zero), 1, "-z 1"},                 // sends as many bytes as -z 0
     {ARG(recompute), 0, "-r 0"},            // recomputes nothing
@@ -141,8 +141,8 @@ static inline bool can_fuse_gelu(const ModelOptions *o) {
     return DT_FLOATX == DT_BF16 && (o->capability == 90 || o->capability == 100 || o->capability == 103);
 }
 
-// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0: none is larger than the chunk of
-// -r N. Fewer chunks read and write wte and its gradient less often. More rows than MAX_CHUNK save little: the logits of
+// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0: none is larger than the chunk of -r
+// N. Fewer chunks read and write wte and its gradient less often. More rows than MAX_CHUNK save little: the logits of
 // 16384 rows already take 1.5 GiB. A CPU keeps its chunk: larger ones are not measured there.
 static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room) {
     enum { MAX_CHUNK = 16384 };

@@ -12,7 +12,7 @@ Command-line flags from one table: one row per flag drives parsing, --help, the 
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
-  FLAG_REMOVED  none             nothing: the flag is refused, with `help` as the sentence that says what does its job now
+  FLAG_REMOVED  none             nothing: the flag is refused, and `help` says what does its job now
 
 Every error is one sentence that names the flag and the values it takes, with exit status 2.
 defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flags_parse, flags_print_help, flag_choice_text,

@@ -263,8 +263,8 @@ static inline void logger_left(char *text, size_t size, double seconds) {
 // tokens from this step to the end of the run
 static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
 
-// The line of a step at `rate` tokens per second. Width 0 is a pipe. On a terminal the most important fields come first,
-// and the line is cut to width - 1 columns, since a full line may wrap.
+// The line of a step at `rate` tokens per second. Width 0 is a pipe. On a terminal the most important fields come
+// first, and the line is cut to width - 1 columns, since a full line may wrap.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
     char mfu[32] = "", tokens[16], left[32], speed[16], skipped[64] = "";
     if (r->peak_rate > 0) { snprintf(mfu, sizeof mfu, " | %.1f%% MFU", 100 * rate / r->peak_rate); }

@@ -33,8 +33,8 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 
 enum { PLAIN_LEVELS = 3 };
 
-// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in PlainKernels, and the names of the
-// kernels by level; NULL after the last
+// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in PlainKernels, and the
+// names of the kernels by level; NULL after the last
 typedef struct {
     const char *operations;
     int plain;
