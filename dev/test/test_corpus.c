@@ -13,7 +13,7 @@ typedef struct {
 
 static void list(Listing *l, const char *text, size_t bytes) {
     l->text = (char *)xrealloc(l->text, l->bytes + bytes + 1);
-    memcpy(l->text + l->bytes, text, bytes);
+    if (text) { memcpy(l->text + l->bytes, text, bytes); }
     l->bytes += bytes;
     l->text[l->bytes] = 0;
 }

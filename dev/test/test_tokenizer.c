@@ -664,7 +664,7 @@ static void test_tokenizer_json(void **state) {
         JsonFile file;
         const char *message;
     } bad[] = {
-        {{"WordPiece", NULL, NULL, NULL, NULL}, 
+        {{"WordPiece", NULL, NULL, NULL, NULL},
          "found a model that is no BPE; expected what GPT-2's tokenizer.json has"},
         {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},
         {{NULL, "null", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},

@@ -2,7 +2,8 @@
 The memory plan: a list of every tensor on the device and in pinned host memory, made before anything is allocated; and
 the arenas, which allocate exactly that list.
 defines: Lifetime, PlanTensor, Plan, plan_find, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_device_bytes, mebibytes,
-         plan_print, plan_json, plan_free, Arena, arena_create, arena_release, arena_bind, Scratch, scratch_acquire, scratch_release
+         plan_print, plan_json, plan_free, Arena, arena_create, arena_release, arena_bind, Scratch, scratch_acquire,
+         scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
