@@ -1277,8 +1277,8 @@ enum { RUN_STEPS = 12 };
 // Fills the windows of the outlier detectors with values near the run's, so that some steps are skipped.
 static void fill_outlier_windows(Run *run) {
     for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
-        outlier_zscore(&run->loss_outliers, 5.45 + 0.05 * rng_normal(1, 1, i));
-        outlier_zscore(&run->norm_outliers, 1.05 + 0.05 * rng_normal(1, 2, i));
+        outlier_zscore(&run->outliers.loss, 5.45 + 0.05 * rng_normal(1, 1, i));
+        outlier_zscore(&run->outliers.norm, 1.05 + 0.05 * rng_normal(1, 2, i));
     }
 }
 
@@ -1688,7 +1688,7 @@ static void test_outlier_detectors(void **state) {
     run_open(&run, &args, alone_host());
     train_step(&run);
     for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
-        outlier_zscore(&run.loss_outliers, 1 + 0.01 * rng_normal(1, 3, i));
+        outlier_zscore(&run.outliers.loss, 1 + 0.01 * rng_normal(1, 3, i));
     }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 in a window around 1; NaN
         real *before = copy_block(&run.model, weights(&run.model)),
@@ -1758,8 +1758,8 @@ static void test_twenty_skips(void **state) {
     assert_memory_equal(first_moment(&run.model), m, bytes);
     assert_memory_equal(second_moment(&run.model), v, bytes);
     assert_int_equal(run.step, 2 + MAX_SKIPS + run.model.device->steps_ahead);
-    assert_int_equal(run.loss_outliers.count, 2);
-    assert_int_equal(run.norm_outliers.count, 2);
+    assert_int_equal(run.outliers.loss.count, 2);
+    assert_int_equal(run.outliers.norm.count, 2);
     assert_non_null(strstr(cut_short(&run), "were skipped"));
     free(before);
     free(m);

@@ -839,33 +839,23 @@ static Generator gpt2_generator(GPT2 *m, const TrainArgs *a, const Tokenizer *to
 typedef struct {
     const TrainArgs *args;
     const Backend *backend;
-    const char *backend_note;  // "" or why a CUDA build runs on the CPU
-    char chosen[FLAG_TEXT];    // "" or what -r auto chose
-    Comm *host;                // all ranks that mpirun started; main closes it
+    Comm *host;  // all ranks that mpirun started; main closes it
     Groups groups;
     GPT2 model;
     RunData data;
-    Tokenizer tokenizer;
-    bool has_tokenizer;
-    int *prompt;
-    size_t prompt_length;
-    OutlierDetector loss_outliers, norm_outliers;
-    int skipped;  // updates in a row
+    RunText text;
+    Outliers outliers;
     Evaluations evaluations;
-    char patience_over[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
     Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
-    long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
-    long long enqueued;           // steps that the device was given
+    long long enqueued;           // steps that the device was given: on a GPU one more than `step`
     StepReport reports[2];        // of the steps on the device, step n at n % 2
-    double peak_rate;             // of StepReport
+    long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
 } Run;
-
-static const Tokenizer *run_tokenizer(const Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
 
 // ---- checkpoints
 
@@ -874,8 +864,8 @@ static cJSON *run_state(const Run *run) {
     cJSON_AddNumberToObject(state, "step", (double)run->step);
     cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
     data_state_add(state, &run->data, run->args);
-    cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&run->loss_outliers));
-    cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&run->norm_outliers));
+    cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&run->outliers.loss));
+    cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&run->outliers.norm));
     return state;
 }
 
@@ -891,7 +881,7 @@ static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool last)
     double begin = now_seconds();
     uint32_t crcs[2];
     ModelState model = gpt2_state(&run->model);
-    model.tokenizer = run_tokenizer(run);
+    model.tokenizer = run->text.tokenizer;
     finish_work(&run->model);
     logger_sync(&run->log);
     bool saved = checkpoint_save(run->args->run_dir, name, &model, state, last, crcs);
@@ -925,7 +915,7 @@ static void note_validation(Run *run, double loss, bool last) {
     Evaluations *e = &run->evaluations;
     comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
     evaluations_add(e, run->step, loss);
-    patience_text(e, run->args->patience, run->patience_over);
+    evaluations_check_patience(e, run->args->patience);
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
     cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
@@ -938,8 +928,8 @@ static void restore_run(Run *run, const char *folder) {
     format_path(file, "%s/state.json", folder);
     cJSON *state = checkpoint_load_state(folder);
     data_state_check(state, &run->data, run->args, file);
-    if (!outlier_detector_from_json(&run->loss_outliers, cJSON_GetObjectItem(state, "loss_guard")) ||
-        !outlier_detector_from_json(&run->norm_outliers, cJSON_GetObjectItem(state, "norm_guard"))) {
+    if (!outlier_detector_from_json(&run->outliers.loss, cJSON_GetObjectItem(state, "loss_guard")) ||
+        !outlier_detector_from_json(&run->outliers.norm, cJSON_GetObjectItem(state, "norm_guard"))) {
         input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; "
                     "resume from an earlier checkpoint",
                     file, OUTLIER_WINDOW);
@@ -961,8 +951,8 @@ static void restore_run(Run *run, const char *folder) {
 // Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
-    if (*run->patience_over) { return run->patience_over; }
-    if (run->skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
+    if (*run->evaluations.patience_over) { return run->evaluations.patience_over; }
+    if (run->outliers.skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
     bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
@@ -1022,7 +1012,7 @@ static EvalModel eval_model(GPT2 *m) {
 static void evaluate(Run *run, bool last) {
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
-        Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
+        Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer);
         if (agreed_signal(run->groups.world)) { return; }
         note_validation(run, v.loss, last);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
@@ -1038,8 +1028,9 @@ static void evaluate(Run *run, bool last) {
 static void show_sample(Run *run) {
     logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
-    Generator g = gpt2_generator(&run->model, run->args, run_tokenizer(run));
-    generate(&g, run->prompt, run->prompt_length, run->args->sample_tokens, -1, SAMPLE_STREAM + (uint64_t)run->step);
+    Generator g = gpt2_generator(&run->model, run->args, run->text.tokenizer);
+    generate(&g, run->text.prompt, run->text.prompt_length, run->args->sample_tokens, -1,
+             SAMPLE_STREAM + (uint64_t)run->step);
     puts("---");
 }
 
@@ -1053,7 +1044,7 @@ static void read_results(Run *run, long long n) {
     const real *results = run->model.tensors.read_results + 2 * slot;
     r->loss = (double)results[0];
     r->grad_norm = sqrt((double)results[1]);
-    r->skipped = skip_reason(run->args, &run->loss_outliers, &run->norm_outliers, r->loss, r->grad_norm);
+    r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
 // Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run is cut short
@@ -1136,13 +1127,10 @@ static StepReport finish_step(Run *run) {
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
     report->step = run->step;
-    report->max_steps = run->max_steps;
     report->ms = (now - fmax(report->began, run->last_finish)) * 1000;
     run->last_finish = now;
-    report->tokens = (double)tokens_of_update(run->args);
-    report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
-    run->skipped = *report->skipped ? run->skipped + 1 : 0;
+    run->outliers.skipped = *report->skipped ? run->outliers.skipped + 1 : 0;
     return *report;
 }
 
@@ -1154,7 +1142,7 @@ static void stop_skipping(const Run *run) {
     }
     run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; find the operation with --nan-check 1, "
               "lower -l or give a longer -u",
-              run->skipped, run->step, run->reports[(run->step - 1) % 2].skipped, saved);
+              run->outliers.skipped, run->step, run->reports[(run->step - 1) % 2].skipped, saved);
 }
 
 // ---- from flags to a run that can take steps
@@ -1180,7 +1168,7 @@ static void check_same_data_and_state(const Run *run) {
     if (hellaswag) { add_hash(data, hellaswag, hash_file(0, "-h", hellaswag)); }
     check_all_have(run->groups.world, data, "all ranks need the same -i, -j and HellaSwag files");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
-    cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
+    cJSON_AddNumberToObject(state, "prompt_length", (double)run->text.prompt_length);
     check_all_have(run->groups.world, state, "all ranks need the same files at -o and -e");
 }
 
@@ -1200,58 +1188,88 @@ static void open_run_dir(Run *run) {
         save_run_config(a);
     }
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, run->groups.world);
-    patience_text(&run->evaluations, a->patience, run->patience_over);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, run->evaluations.val == run->step,
                            run->evaluations.hellaswag == run->step, num_ranks(a) == 1);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     run->saved = run->step;
 }
 
-// Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
-// first byte is written. --fit, -r auto and -f auto change the flags.
+// What the user asked: the device, the ranks, and a run directory that no other run uses.
+static void open_place(Run *run, TrainArgs *a) {
+    const char *note;
+    run->backend = backend_choose((DeviceChoice)a->device, true, &note);
+    run->groups = open_groups(a, run->backend->device, run->host);
+    if (writes_files(run)) {
+        check_run_dir(a);
+        run->lock = lock_run_dir(a->run_dir);
+    }
+    check_last_checkpoint(a, run->groups.world);
+    choose_matmul_inputs(a, run->backend, run->groups.world);
+}
+
+// What the data and the checkpoint say: the shape and weights of the model, the tokenizer, the step and the place in
+// the data, the number of steps.
+static ModelSource open_data(Run *run, TrainArgs *a) {
+    RunText *text = &run->text;
+    data_open(&run->data, a);
+    ModelSource source = model_source(a, run->data.files.vocab_size);
+    const GPT2Config *c = &source.config;
+    check_same_model(&source, run->groups.world);
+    check_length(a, c);
+    check_rows(a, a->B * a->T, "a micro-batch");
+    check_text_fits(&run->data, a, &source);
+    if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
+    data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
+    if (*source.checkpoint) { restore_run(run, source.checkpoint); }
+    run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
+    text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
+    data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
+    check_same_data_and_state(run);
+    return source;
+}
+
+// What fits: --fit and -r auto choose flags of memory. Stops if the disk or the memory is too small.
+static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c) {
+    Comm *world = run->groups.world;
+    char chosen[FLAG_TEXT];
+    if (writes_files(run)) { check_disk(a, c); }
+    if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
+    ModelOptions options = choose_options(chosen, a, c, run->backend, world);
+    if (*chosen) { printf("chosen    %s\n", chosen); }
+    if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
+    comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
+    return options;
+}
+
+static void build(Run *run, ModelSource *source, ModelOptions options) {
+    const TrainArgs *a = run->args;
+    const GPT2Config *c = &source->config;
+    options.plain = self_check_at_start(run->backend, run->groups.world, stdout);
+    options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
+    note_pinning(c, &options);
+    gpt2_build(&run->model, *c, options, run->groups);
+    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
+    load_weights(&run->model, source, (uint64_t)a->seed);
+    run->enqueued = run->step;
+    for (int slot = 0; slot < 2; slot++) {
+        StepReport *report = &run->reports[slot];
+        report->max_steps = run->max_steps;
+        report->tokens = (double)tokens_of_update(a);
+        report->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
+    }
+}
+
+// All checks come before the first byte is written. *a changes by --fit, -r auto and -f auto.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;
     run->host = host;
     run->lock = -1;
-    run->backend = backend_choose((DeviceChoice)a->device, true, &run->backend_note);
-    run->groups = open_groups(a, run->backend->device, host);
-    Comm *world = run->groups.world;
-    if (writes_files(run)) {
-        check_run_dir(a);
-        run->lock = lock_run_dir(a->run_dir);
-    }
-    check_last_checkpoint(a, world);
-    choose_matmul_inputs(a, run->backend, world);
-    data_open(&run->data, a);
-    ModelSource source = model_source(a, run->data.files.vocab_size);
-    const GPT2Config *c = &source.config;
-    check_same_model(&source, world);
-    check_length(a, c);
-    if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
-    ModelOptions options = choose_options(run->chosen, a, c, run->backend, world);
-    check_rows(a, a->B * a->T, "a micro-batch");
-    check_text_fits(&run->data, a, &source);
-    run->has_tokenizer = data_find_tokenizer(&run->tokenizer, &run->data, a, c->vocab_size);
-    data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
-    if (*source.checkpoint) { restore_run(run, source.checkpoint); }
-    run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
-    data_open_hellaswag(&run->data, a, run_tokenizer(run), c->vocab_size);
-    check_same_data_and_state(run);
-    if (writes_files(run)) { check_disk(a, c); }
-
-    if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
-    comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
-    options.plain = self_check_at_start(run->backend, world, stdout);
-    options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
-    note_pinning(c, &options);
-    gpt2_build(&run->model, *c, options, run->groups);
-    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
-    run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
-    run->enqueued = run->step;
-    load_weights(&run->model, &source, (uint64_t)a->seed);
-    comm_barrier(world);  // nothing is written before every rank has passed its checks
+    open_place(run, a);
+    ModelSource source = open_data(run, a);
+    ModelOptions options = choose_what_runs(run, a, &source.config);
+    build(run, &source, options);
+    comm_barrier(run->groups.world);  // nothing is written before every rank has passed its checks
     open_run_dir(run);
 }
 
@@ -1259,8 +1277,8 @@ static void run_close(Run *run) {
     logger_close(&run->log);
     profile_close(&run->profile);
     data_close(&run->data, run->args);
-    if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
-    free(run->prompt);
+    if (run->text.tokenizer) { tokenizer_free(&run->text.file); }
+    free(run->text.prompt);
     gpt2_free(&run->model);
     close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }
@@ -1269,10 +1287,11 @@ static void run_close(Run *run) {
 static void print_banner(const Run *run) {
     const TrainArgs *a = run->args;
     const GPT2 *m = &run->model;
+    const char *note;  // why a CUDA build runs on the CPU
+    backend_choose((DeviceChoice)a->device, true, &note);
     flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
-    if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
-    print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
+    print_machine_lines(a, &m->config, &m->options, run->groups.world, note);
     print_notes(a, &m->config, &run->data, run->step);
 }
 
@@ -1311,7 +1330,7 @@ static void train(TrainArgs *a, Comm *host) {
         if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
         bool saves = run.step > run.saved && due(run.step, a->checkpoint_every, last);
         if (saves) { save_step(&run, last); }
-        if (run.skipped >= MAX_SKIPS) { stop_skipping(&run); }
+        if (run.outliers.skipped >= MAX_SKIPS) { stop_skipping(&run); }
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluations, a, run.step, last)) {
             evaluate(&run, last);

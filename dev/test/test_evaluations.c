@@ -14,19 +14,20 @@ static void test_counting(void **state) {
         int lowest_step, since;
     } rows[] = {{NAN, 0, 0}, {2.0000000012, 1, 0}, {2.0000000009, 1, 1}, {INFINITY, 1, 1}, {2.00000001, 1, 2},
                 {1.5, 5, 0}, {1.5, 5, 1},          {NAN, 5, 1},          {1.6, 5, 2}};
-    char text[FLAG_TEXT];
     for (int i = 0; i < 9; i++) {
         evaluations_add(&e, i, rows[i].loss);
         assert_int_equal(e.val, i);
         assert_int_equal(e.lowest_step, rows[i].lowest_step);
         assert_int_equal(e.since, rows[i].since);
-        patience_text(&e, 2, text);
-        assert_int_equal(*text != 0, rows[i].since >= 2);
-        patience_text(&e, 0, text);
-        assert_int_equal(*text, 0);
+        Evaluations copy = e;
+        evaluations_check_patience(&copy, 0);
+        assert_int_equal(*copy.patience_over, 0);
+        evaluations_check_patience(&copy, 2);
+        assert_int_equal(*copy.patience_over != 0, rows[i].since >= 2);
     }
-    patience_text(&e, 1, text);
-    assert_string_equal(text, "2 validations without a loss below the 1.5000 of step 5; a larger --patience goes on");
+    evaluations_check_patience(&e, 1);
+    assert_string_equal(e.patience_over,
+                        "2 validations without a loss below the 1.5000 of step 5; a larger --patience goes on");
 }
 
 // Of a run that resumes after a step, lines of later steps and half a line do not count; step 0 is a new run.

@@ -1,7 +1,8 @@
 /*
 The evaluations of a run, as metrics.jsonl has them: which steps have one, and the lowest validation loss, for
 --keep-best and --patience.
-defines: Evaluations, evaluations_read, evaluations_add, logged_loss, hellaswag_due, evaluation_due, patience_text
+defines: Evaluations, evaluations_read, evaluations_add, logged_loss, hellaswag_due, evaluation_due,
+         evaluations_check_patience
 
 A loss counts as the number that metrics.jsonl has, so that a resumed run compares as the uninterrupted one. A loss that
 is not finite does not count.
@@ -17,8 +18,9 @@ typedef struct {
     long long val, hellaswag;  // the last steps with a result; -1: none
     double lowest;             // of all validation losses; DBL_MAX: there is none
     long long lowest_step;
-    int since;    // validations after lowest_step
-    double best;  // validation loss of the checkpoint RUN/best; DBL_MAX: there is none
+    int since;                      // validations after lowest_step
+    double best;                    // validation loss of the checkpoint RUN/best; DBL_MAX: there is none
+    char patience_over[FLAG_TEXT];  // "" or why --patience ends the run
 } Evaluations;
 
 // x as logger_val writes it
@@ -26,6 +28,14 @@ static inline double logged_loss(double x) {
     char text[32];
     snprintf(text, sizeof text, "%.9g", x);
     return strtod(text, NULL);
+}
+
+// Sets patience_over.
+static inline void evaluations_check_patience(Evaluations *e, int patience) {
+    if (patience == 0 || e->since < patience) { return; }
+    snprintf(e->patience_over, FLAG_TEXT,
+             "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on", e->since,
+             e->lowest, e->lowest_step);
 }
 
 // counts the validation after `step`
@@ -76,13 +86,14 @@ static inline double best_val_loss(const char *run_dir) {
 // The evaluations of a run that resumes after `step`; 0 is a new run. A kill or a signal may have prevented those of
 // this step. hellaswag: HellaSwag's file, or NULL. All ranks call it; rank 0 reads.
 static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, long long step, Comm *world) {
-    Evaluations e = {hellaswag != NULL, -1, -1, DBL_MAX, 0, 0, DBL_MAX};
+    Evaluations e = {hellaswag != NULL, -1, -1, DBL_MAX, 0, 0, DBL_MAX, ""};
     char path[PATH_LENGTH];
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);
         evaluations_read_metrics(&e, path, step);
         e.best = best_val_loss(a->run_dir);
     }
+    evaluations_check_patience(&e, a->patience);
     comm_broadcast_host(&e, sizeof e, 0, world);
     return e;
 }
@@ -96,12 +107,4 @@ static inline bool hellaswag_due(const Evaluations *e, long long step) {
 static inline bool evaluation_due(const Evaluations *e, const TrainArgs *a, long long step, bool last) {
     bool due = a->val_every > 0 && (last || step % a->val_every == 0);
     return due && (e->val < step || hellaswag_due(e, step));
-}
-
-// text = why --patience ends the run, or ""
-static inline void patience_text(const Evaluations *e, int patience, char text[FLAG_TEXT]) {
-    *text = 0;
-    if (patience == 0 || e->since < patience) { return; }
-    snprintf(text, FLAG_TEXT, "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on",
-             e->since, e->lowest, e->lowest_step);
 }

@@ -11,7 +11,7 @@ Mean and std are summed anew for each value, oldest first: rounding errors do no
 same bits.
 JSON: an array of at most 128 strings, oldest value first, each a double in the format %a. A JSON number would not
 be exact: cJSON 1.7.15 may print only 15 digits.
-defines: MAX_SKIPS, OutlierDetector, outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json
+defines: MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json
 */
 #pragma once
 #include "llmc/run/train_args.h"
@@ -26,6 +26,12 @@ typedef struct {
     double window[OUTLIER_WINDOW];  // a ring: value i is in slot i % 128
     int64_t count;                  // values stored so far
 } OutlierDetector;
+
+// of a run
+typedef struct {
+    OutlierDetector loss, norm;
+    int skipped;  // updates in a row
+} Outliers;
 
 static inline bool outlier_storable(double x) { return fabs(x) <= FLT_MAX; }  // false for NaN
 
@@ -47,11 +53,10 @@ static inline double outlier_zscore(OutlierDetector *detector, double x) {
 }
 
 // Why an update is skipped, or "". The detectors store finite numbers alone.
-static inline const char *skip_reason(const TrainArgs *a, OutlierDetector *losses, OutlierDetector *norms, double loss,
-                                      double norm) {
+static inline const char *skip_reason(const TrainArgs *a, Outliers *o, double loss, double norm) {
     if (!isfinite(loss)) { return "loss is not finite"; }
     if (!isfinite(norm)) { return "gradient norm is not finite"; }
-    double z_loss = outlier_zscore(losses, loss), z_norm = outlier_zscore(norms, norm);
+    double z_loss = outlier_zscore(&o->loss, loss), z_norm = outlier_zscore(&o->norm, norm);
     if (a->skip_loss > 0 && z_loss > a->skip_loss) { return "loss is an outlier"; }
     if (a->skip_norm > 0 && z_norm > a->skip_norm) { return "gradient norm is an outlier"; }
     return "";

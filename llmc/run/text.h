@@ -1,6 +1,6 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: given_tokenizer, folder_beside, find_tokenizer_file, find_tokenizer, tokenizer_advice, document_start,
+defines: RunText, given_tokenizer, folder_beside, find_tokenizer_file, find_tokenizer, tokenizer_advice, document_start,
          prompt_tokens, print_token
 */
 #pragma once
@@ -11,6 +11,14 @@ defines: given_tokenizer, folder_beside, find_tokenizer_file, find_tokenizer, to
 #include <ctype.h>
 #include <glob.h>
 #include <unistd.h>
+
+// the text of a run; must not move
+typedef struct {
+    Tokenizer file;
+    const Tokenizer *tokenizer;  // &file; NULL: not known
+    int *prompt;                 // tokens of --prompt
+    size_t prompt_length;
+} RunText;
 
 // --tokenizer, or NULL. An empty path is none: a run resumes with it without the --tokenizer of its config.json.
 static inline const char *given_tokenizer(const TrainArgs *a) {
