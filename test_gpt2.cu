@@ -1293,8 +1293,8 @@ static void assert_runs_equal(const Run *a, const Run *b) {
     assert_int_equal(a->step, b->step);
     assert_int_equal(dataloader_position(&a->data.train_loader), dataloader_position(&b->data.train_loader));
     assert_models_equal(&a->model, &b->model);
-    assert_detectors_equal(&a->loss_outliers, &b->loss_outliers);
-    assert_detectors_equal(&a->norm_outliers, &b->norm_outliers);
+    assert_detectors_equal(&a->outliers.loss, &b->outliers.loss);
+    assert_detectors_equal(&a->outliers.norm, &b->outliers.norm);
 }
 
 static void assert_reports_equal(const StepReport *a, const StepReport *b) {
