@@ -64,10 +64,13 @@ static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e
     return range->view_offset + row * range->view_stride + col;
 }
 
+// ---- the textbook: MOMENT_BLOCK elements at a time, since 8-bit moments share a scale
+
 // the random bits that round w, m or v of element e of a range
-static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, AdamWScales s) {
+static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, const AdamW *hyper) {
     size_t element = view_element(range, range->tensor_offset + e);
-    uint64_t group = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, element / 4);
+    uint64_t group =
+        group_rounding_bits(hyper->seed, (uint64_t)hyper->step, (uint64_t)range->tensor, what, element / 4);
     return element_rounding_bits(group, element % 4);
 }
 
@@ -83,45 +86,63 @@ static inline void reference_weight_store(const OptimizerState *state, size_t i,
     if (state->remainder) { state->remainder[i] = remainder_of(w); }
 }
 
-// x (n) = moments [i, i + n), a block: n <= MOMENT_BLOCK
-static inline void reference_moments(real *x, const void *moments, const float *scales, DType dtype, size_t i, size_t n,
-                                     void (*decode)(real *, const uint8_t *, size_t, float)) {
-    if (dtype == DT_U8) { decode(x, (const uint8_t *)moments + i, n, scales[i / MOMENT_BLOCK]); }
-    for (size_t e = 0; dtype != DT_U8 && e < n; e++) {
-        x[e] = dtype == DT_BF16 ? bf16_to_float(((const bf16 *)moments)[i + e]) : ((const real *)moments)[i + e];
+// m, v (n) = moments [i, i + n)
+static inline void reference_moments(real *m, real *v, const OptimizerState *state, size_t i, size_t n) {
+    if (state->moments == DT_U8) {
+        m_decode_block(m, (const uint8_t *)state->m + i, n, state->m_scales[i / MOMENT_BLOCK]);
+        v_decode_block(v, (const uint8_t *)state->v + i, n, state->v_scales[i / MOMENT_BLOCK]);
+        return;
+    }
+    const Gradient stored_m = {state->m, state->moments}, stored_v = {state->v, state->moments};
+    for (size_t e = 0; e < n; e++) {
+        m[e] = gradient_value(stored_m, i + e);
+        v[e] = gradient_value(stored_v, i + e);
     }
 }
 
-static inline void reference_moments_store(void *moments, float *scales, DType dtype, size_t i, size_t n, const real *x,
-                                           const uint16_t *random_bits,
-                                           float (*encode)(uint8_t *, const real *, size_t, const uint16_t *)) {
-    if (dtype == DT_U8) { scales[i / MOMENT_BLOCK] = encode((uint8_t *)moments + i, x, n, random_bits); }
-    for (size_t e = 0; dtype != DT_U8 && e < n; e++) {
-        if (dtype == DT_BF16) {
-            ((bf16 *)moments)[i + e] = bf16_round_stochastic((float)x[e], random_bits[e]);
+static inline void reference_moments_store(const OptimizerState *state, size_t i, size_t n, const real *m,
+                                           const real *v, const uint16_t *m_bits, const uint16_t *v_bits) {
+    if (state->moments == DT_U8) {
+        state->m_scales[i / MOMENT_BLOCK] = m_encode_block((uint8_t *)state->m + i, m, n, m_bits);
+        state->v_scales[i / MOMENT_BLOCK] = v_encode_block((uint8_t *)state->v + i, v, n, v_bits);
+        return;
+    }
+    for (size_t e = 0; e < n; e++) {
+        if (state->moments == DT_BF16) {
+            ((bf16 *)state->m)[i + e] = bf16_round_stochastic((float)m[e], m_bits[e]);
+            ((bf16 *)state->v)[i + e] = bf16_round_stochastic((float)v[e], v_bits[e]);
         } else {
-            ((real *)moments)[i + e] = x[e];
+            ((real *)state->m)[i + e] = m[e];
+            ((real *)state->v)[i + e] = v[e];
         }
     }
 }
 
+// The formula. Each fma is a multiply-add that is rounded once, so that every implementation has these bits.
+static inline real reference_adamw_weight(real w, real *m, real *v, real g, bool decays, const AdamW *h) {
+    real step_size = (real)(h->learning_rate / (1 - pow((double)h->beta1, h->step)));
+    real second_scale = (real)(1 / (1 - pow((double)h->beta2, h->step)));
+    real keep = decays ? REAL_MATH(fma)(-h->learning_rate, h->weight_decay, 1) : 1;
+    *m = REAL_MATH(fma)(h->beta1, *m, (1 - h->beta1) * g);
+    *v = REAL_MATH(fma)(h->beta2, *v, (1 - h->beta2) * g * g);
+    return REAL_MATH(fma)(keep, w, -(step_size * *m / (REAL_MATH(sqrt)(*v * second_scale) + h->epsilon)));
+}
+
 // elements [start, start + n) of a range, a block of moments
 static inline void reference_adamw_block(const OptimizerState *state, Gradient grads, const UpdateRange *range,
-                                         size_t start, size_t n, real grad_scale, AdamWScales s) {
+                                         size_t start, size_t n, real grad_scale, const AdamW *hyper) {
     real m[MOMENT_BLOCK], v[MOMENT_BLOCK];
     uint16_t m_bits[MOMENT_BLOCK], v_bits[MOMENT_BLOCK];
     size_t i = range->offset + start;
-    reference_moments(m, state->m, state->m_scales, state->moments, i, n, m_decode_block);
-    reference_moments(v, state->v, state->v_scales, state->moments, i, n, v_decode_block);
+    reference_moments(m, v, state, i, n);
     for (size_t e = 0; e < n; e++) {
         real g = gradient_value(grads, i + e) * grad_scale, w = reference_weight(state, i + e);
-        w = adamw_weight(w, &m[e], &v[e], g, range->decay, s);
-        reference_weight_store(state, i + e, w, reference_rounding_bits(range, start + e, ROUND_WEIGHT, s));
-        m_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_M, s);
-        v_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_V, s);
+        w = reference_adamw_weight(w, &m[e], &v[e], g, range->decay, hyper);
+        reference_weight_store(state, i + e, w, reference_rounding_bits(range, start + e, ROUND_WEIGHT, hyper));
+        m_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_M, hyper);
+        v_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_V, hyper);
     }
-    reference_moments_store(state->m, state->m_scales, state->moments, i, n, m, m_bits, m_encode_block);
-    reference_moments_store(state->v, state->v_scales, state->moments, i, n, v, v_bits, v_encode_block);
+    reference_moments_store(state, i, n, m, v, m_bits, v_bits);
 }
 
 static inline void reference_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
@@ -133,7 +154,7 @@ static inline void reference_adamw_update(const OptimizerState *state, Gradient 
     for (int r = 0; r < num_ranges; r++) {
         for (size_t start = 0; start < ranges[r].count; start += MOMENT_BLOCK) {
             size_t left = ranges[r].count - start, n = left < MOMENT_BLOCK ? left : (size_t)MOMENT_BLOCK;
-            reference_adamw_block(state, grads, &ranges[r], start, n, grad_scale, adamw_scales(hyper));
+            reference_adamw_block(state, grads, &ranges[r], start, n, grad_scale, hyper);
         }
     }
 }

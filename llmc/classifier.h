@@ -23,6 +23,23 @@ static inline int classifier_columns(int first, int V, int Vl) {
     return left < Vl ? left : Vl;
 }
 
+static inline void reference_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V,
+                                        int Vp, Exec *ex) {
+    (void)ex;
+    for (int n = 0; n < N; n++) {
+        floatX *row = logits + (size_t)n * Vp;
+        int target = targets[n];
+        double max = -INFINITY, sum = 0;
+        for (int v = 0; v < V; v++) { max = fmax(max, to_real(row[v])); }
+        for (int v = 0; v < V; v++) { sum += exp(to_real(row[v]) - max); }
+        losses[n] = target >= 0 ? (real)(max + log(sum) - to_real(row[target])) : 0;
+        for (int v = 0; dloss != 0 && v < Vp; v++) {
+            double p = v < V ? exp(to_real(row[v]) - max) / sum : 0;
+            row[v] = to_floatX(target >= 0 ? (real)((p - (v == target)) * dloss) : 0);
+        }
+    }
+}
+
 static inline void reference_classifier_statistics(real *statistics, const floatX *logits, const int *targets,
                                                    int first, int N, int V, int Vl, Exec *ex) {
     (void)ex;
@@ -59,17 +76,6 @@ static inline void reference_classifier_from_statistics(real *losses, floatX *lo
             double p = v < columns ? exp(to_real(row[v]) - max) / sum : 0;
             row[v] = to_floatX(counts ? (real)((p - (first + v == targets[n])) * dloss) : 0);
         }
-    }
-}
-
-// one rank has all columns
-static inline void reference_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V,
-                                        int Vp, Exec *ex) {
-    for (int n = 0; n < N; n++) {
-        floatX *row = logits + (size_t)n * Vp;
-        real statistics[3];
-        reference_classifier_statistics(statistics, row, targets + n, 0, 1, V, Vp, ex);
-        reference_classifier_from_statistics(losses + n, row, statistics, targets + n, dloss, 1, 0, 1, V, Vp, ex);
     }
 }
 

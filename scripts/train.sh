@@ -13,8 +13,8 @@
 # memory     16 bytes a parameter of weights, gradients and AdamW moments, 13 MB, and 25 MB of saved activations
 # disk       a checkpoint holds weights and moments: 12 bytes a parameter, 10 MB; one every 1000 steps, the last is kept
 #
-# The script first times 60 steps at each number of threads. The fastest step time sets the number of steps. The run
-# itself chooses its number of threads while it trains, since other programs come and go.
+# The script first times 60 steps at each number of threads. The run takes the fastest number, whose step time sets the
+# number of steps.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -46,7 +46,7 @@ for threads in ${OMP_NUM_THREADS:-1 2 4 8 16}; do
     [ "$threads" -le "$cores" ] || break
     ./train_gpt2 "${model[@]}" -o "$scratch/$threads" -x 60 -v 0 -n 0 --threads "$threads" >/dev/null
     ms=$(median_ms "$scratch/$threads")
-    if [ -z "$best_ms" ] || awk "BEGIN { exit !($ms < $best_ms) }"; then best_ms=$ms; fi
+    if [ -z "$best_ms" ] || awk "BEGIN { exit !($ms < $best_ms) }"; then best_ms=$ms best_threads=$threads; fi
     echo "  threads: $threads, a step takes $ms ms"
 done
 steps=$(awk "BEGIN { n = int($seconds * 1000 / $best_ms); print n < $most_steps ? n : $most_steps }")
@@ -61,7 +61,7 @@ while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
 run=runs/$name-$number
 mkdir -p runs
 
-train=(./train_gpt2 "${model[@]}" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
+train=(./train_gpt2 "${model[@]}" -u 100 -v 250 -m 20 -n 1000 -nk 1 --threads "$best_threads" -o "$run")
 # Ctrl-C reaches the trainer directly: the run stops early, and the model still speaks. SIGTERM, from make, reaches
 # only this script.
 terminated=

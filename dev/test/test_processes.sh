@@ -558,12 +558,12 @@ if [ -x "$emulated" ]; then
     report "ranks that share a GPU divide its memory" "$(
         launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=a "${sharing[@]}"
         says '^train_gpt2: ranks 0 and 1 share a GPU, so all ranks communicate through MPI'
-        says 'MiB, and 3840.0 are free'
+        says 'MiB on each rank, and 3840.0 are free'
     )"
     report "MIG instances of one GPU have memory of their own, and no NCCL" "$(
         launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=b "${sharing[@]}"
         says '^train_gpt2: ranks 0 and 1 have two MIG instances of one GPU, so all ranks communicate through MPI'
-        says 'MiB, and 7680.0 are free'
+        says 'MiB on each rank, and 7680.0 are free'
     )"
 fi
 

@@ -38,7 +38,7 @@ close() {
 
 # every_operation PROGRAM DEVICE OPERATION KERNEL
 every_operation() {
-    run 0 "$1" --self-check --device "$2" && has "$folder/out" "24 operations agree with their reference" &&
+    run 0 "$1" --self-check --device "$2" && has "$folder/out" "24 operations agree with the textbook" &&
         [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 25 ] && grep -q "^$3 *$4  *0\.[0-9][0-9] " "$folder/out"
 }
 ok "every operation has a line, on the emulated GPU" every_operation "$trainer" cuda \

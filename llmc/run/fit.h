@@ -16,24 +16,23 @@ typedef struct {
     const char *flag;
 } Rung;
 
-// Flags that change no bits come first, then states that are rounded, and last the host's memory, whose copies steps
+// Flags that change no bits come first, then moments that are rounded, and last the host's memory, whose copies steps
 // may wait for.
 static const Rung ladder[] = {
-    {ARG(zero), 1, "-z 1"},                 // sends as many bytes as -z 0
-    {ARG(recompute), 0, "-r 0"},            // recomputes nothing
-    {ARG(recompute), 1, "-r 1"},            // GELU: a pass over memory
-    {ARG(recompute), 2, "-r 2"},            // layernorms: two more
-    {ARG(recompute), 3, "-r 3"},            // 11 % more FLOPs of matmuls
-    {ARG(recompute), 4, "-r 4"},            // 22 %, and attention
-    {ARG(zero), 2, "-z 2"},                 // sends gradients for each micro-batch
-    {ARG(zero), 3, "-z 3"},                 // weights too, for each forward and backward
-    {ARG(moments), 1, "-om bf16"},          // the loss is the same within the noise of seeds (doc/memory.md)
-    {ARG(moments), 2, "-om 8bit"},          // also
-    {ARG(master), MASTER_NONE, "-w none"},  // weights of 8 bits of precision
-    {ARG(offload), 1, "--offload 1"},       // copies the optimizer state once an update
-    {ARG(offload), 2, "--offload 2"},       // gradients for each micro-batch
-    {ARG(offload), 3, "--offload 3"},       // weights for each forward and backward
-    {ARG(offload), 4, "--offload 4"},       // inputs of blocks for each micro-batch
+    {ARG(zero), 1, "-z 1"},            // sends as many bytes as -z 0
+    {ARG(recompute), 0, "-r 0"},       // recomputes nothing
+    {ARG(recompute), 1, "-r 1"},       // GELU: a pass over memory
+    {ARG(recompute), 2, "-r 2"},       // layernorms: two more
+    {ARG(recompute), 3, "-r 3"},       // 11 % more FLOPs of matmuls
+    {ARG(recompute), 4, "-r 4"},       // 22 %, and attention
+    {ARG(zero), 2, "-z 2"},            // sends gradients for each micro-batch
+    {ARG(zero), 3, "-z 3"},            // weights too, for each forward and backward
+    {ARG(moments), 1, "-om bf16"},     // the loss is the same within the noise of seeds (doc/memory.md)
+    {ARG(moments), 2, "-om 8bit"},     // also
+    {ARG(offload), 1, "--offload 1"},  // copies the optimizer state once an update
+    {ARG(offload), 2, "--offload 2"},  // gradients for each micro-batch
+    {ARG(offload), 3, "--offload 3"},  // weights for each forward and backward
+    {ARG(offload), 4, "--offload 4"},  // inputs of blocks for each micro-batch
 };
 enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
 
@@ -124,11 +123,15 @@ static inline int ranks_of_machine(const TrainArgs *a, Comm *world) {
     return a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
 }
 
-// the free memory of device and host
-static inline PlanBytes free_for_each(const TrainArgs *a, const Backend *backend, Comm *world) {
+// The free memory of device and host. gib: of --fit=GIB, in place of the device's, which may be elsewhere; or "".
+static inline PlanBytes free_for_each(const TrainArgs *a, const char *gib, const Backend *backend, Comm *world) {
     int ranks_here = ranks_of_machine(a, world);
-    PlanBytes room = {least_room(backend->device->free_bytes(), ranks_here, backend, world),
-                      least_room(host_free_bytes(), ranks_here, &cpu_backend, world)};
+    PlanBytes room = {0, least_room(host_free_bytes(), ranks_here, &cpu_backend, world)};
+    if (*gib) {
+        room.device = (size_t)(strtod(gib, NULL) * (1 << 30));
+    } else {
+        room.device = least_room(backend->device->free_bytes(), ranks_here, backend, world);
+    }
     return room;
 }
 
@@ -201,8 +204,7 @@ static inline void nothing_fits(const TrainArgs *a, const Fit *highest, const GP
 
 // Sets the flags of the first rung that fits, and prints the rungs up to it. Stops if nothing fits.
 static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
-    PlanBytes room = free_for_each(a, backend, world);
-    if (*a->fit) { room.device = (size_t)(strtod(a->fit, NULL) * (1 << 30)); }
+    PlanBytes room = free_for_each(a, a->fit, backend, world);
     Fit fit = climb(out, a, 0, NUM_RUNGS, c, backend, room);
     char flags[FLAG_TEXT];
     if (!fit.fits) { nothing_fits(a, &fit, c, backend, room); }
@@ -241,7 +243,7 @@ static inline void check_room(const TrainArgs *a, const GPT2Config *c, const Mod
 }
 
 static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
-    check_room(a, c, o, free_for_each(a, o->backend, world));
+    check_room(a, c, o, free_for_each(a, "", o->backend, world));
 }
 
 // Pinning takes seconds. The results of --generate and --eval alone go to stdout.

@@ -295,6 +295,7 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     const char *dashes = "", *suggestion = NULL;
     for (int i = 0; i < count; i++) {
         const char *spelling[2] = {table[i].name, table[i].letter};
+        if (table[i].type == FLAG_REMOVED) { continue; }
         for (int s = 0; s < 2; s++) {
             int distance = spelling[s] ? flag_edit_distance(word, spelling[s]) : nearest;
             if (distance < nearest) {

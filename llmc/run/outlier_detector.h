@@ -11,7 +11,8 @@ Mean and std are summed anew for each value, oldest first: rounding errors do no
 same bits.
 JSON: an array of at most 128 strings, oldest value first, each a double in the format %a. A JSON number would not
 be exact: cJSON 1.7.15 may print only 15 digits.
-defines: MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json
+defines: MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore, skip_reason, outlier_detector_to_json,
+         outlier_detector_from_json
 */
 #pragma once
 #include "llmc/run/train_args.h"
@@ -19,7 +20,7 @@ defines: MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore, skip_reason, outl
 #include <float.h>
 #include <math.h>
 
-enum { OUTLIER_WINDOW = 128, MAX_SKIPS = 20 };  // more than MAX_SKIPS - 1 skipped updates in a row end the run
+enum { OUTLIER_WINDOW = 128, MAX_SKIPS = 20 };  // MAX_SKIPS skipped updates in a row end the run
 
 // all zero: an empty window
 typedef struct {

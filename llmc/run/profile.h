@@ -218,40 +218,36 @@ static inline const CommBackend *profile_inner(const Comm *comm, const Profile *
     return p->comms[i].inner;
 }
 
-// sent: Comm.sent_bytes before the call. The wait makes the collective's end an event of the operations' stream.
-static inline void profile_collective(DeviceEvent *begin, const char *name, uint64_t sent, Comm *comm, Exec *ex) {
-    ProfiledCall call = {name, "collective", NULL, NULL, (double)(comm->sent_bytes - sent), 0, 0, ""};
+// bytes: sent by this rank. The wait makes the collective's end an event of the operations' stream.
+static inline void profile_collective(DeviceEvent *begin, const char *name, uint64_t bytes, Comm *comm, Exec *ex) {
+    ProfiledCall call = {name, "collective", NULL, NULL, (double)bytes, 0, 0, ""};
     if (!begin) { return; }
     profile_inner(comm, ex->profile)->wait(comm->calls, comm, ex);
     profile_end(begin, call, ex);
 }
 
 static inline void profiled_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    uint64_t sent = comm->sent_bytes;
     DeviceEvent *begin = profile_begin(ex);
     profile_inner(comm, ex->profile)->all_reduce(buffer, count, dtype, comm, ex);
-    profile_collective(begin, "all_reduce", sent, comm, ex);
+    profile_collective(begin, "all_reduce", all_reduce_bytes(count, dtype, comm->rank, comm->size), comm, ex);
 }
 
 static inline void profiled_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    uint64_t sent = comm->sent_bytes;
     DeviceEvent *begin = profile_begin(ex);
     profile_inner(comm, ex->profile)->reduce_scatter(out, in, chunk, dtype, comm, ex);
-    profile_collective(begin, "reduce_scatter", sent, comm, ex);
+    profile_collective(begin, "reduce_scatter", all_gather_bytes(chunk, dtype, comm->size), comm, ex);
 }
 
 static inline void profiled_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    uint64_t sent = comm->sent_bytes;
     DeviceEvent *begin = profile_begin(ex);
     profile_inner(comm, ex->profile)->all_gather(out, in, chunk, dtype, comm, ex);
-    profile_collective(begin, "all_gather", sent, comm, ex);
+    profile_collective(begin, "all_gather", all_gather_bytes(chunk, dtype, comm->size), comm, ex);
 }
 
 static inline void profiled_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    uint64_t sent = comm->sent_bytes;
     DeviceEvent *begin = profile_begin(ex);
     profile_inner(comm, ex->profile)->broadcast(buffer, count, dtype, root, comm, ex);
-    profile_collective(begin, "broadcast", sent, comm, ex);
+    profile_collective(begin, "broadcast", broadcast_bytes(count, dtype, root, comm->rank, comm->size), comm, ex);
 }
 
 static inline void profile_wrap_comm(Profile *p, Comm *comm) {

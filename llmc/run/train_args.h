@@ -508,6 +508,13 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json);
+    // older versions wrote the values that -r auto chose, and named their flags here
+    const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(json, "chosen");
+    cJSON_ArrayForEach(name, chosen) {
+        const char *flag = cJSON_GetStringValue(name);
+        if (flag && strcmp(flag, "recompute") == 0) { args->recompute = RECOMPUTE_AUTO; }
+        if (flag && strcmp(flag, "fuse-gelu") == 0) { args->fuse_gelu = FUSE_GELU_AUTO; }
+    }
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }
