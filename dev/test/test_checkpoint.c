@@ -930,27 +930,45 @@ static void test_replaced(void **state) {
 static void check_to_resume(void *folder) { checkpoint_check((const char *)folder, "RUN", true); }
 static void check_weights(void *folder) { checkpoint_check((const char *)folder, "RUN", false); }
 
-// The error names the file, the checkpoint before it, and the command that resumes from it.
+static void check_without_files(void *folder) {
+    const struct rlimit none = {3, 3};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    check_to_resume(folder);
+}
+
+// The error names the file, the checkpoint before it, and the command that resumes from it. A file that cannot be read
+// now is not damaged.
 static void test_damaged(void **state) {
     (void)state;
     const char *run = new_run("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
     char words[2048];
     check_to_resume((void *)folder);
+    snprintf(words, sizeof words,
+             "checkpoint '%s' cannot be checked: manifest.json could not be read: Too many open files; make it "
+             "readable, then try again\n",
+             folder);
+    assert_stops(2, words, check_without_files, (void *)folder);
     write_text(joined(folder, "optimizer.safetensors"), "cut");
     check_weights((void *)folder);
     snprintf(words, sizeof words,
-             "; `mv %s %s.damaged && ./train_gpt2 -o RUN -y 1` resumes from '%s', the checkpoint before it\n", folder,
-             folder, before);
+             "; `mv %s %s.damaged && ./train_gpt2 -o RUN -y 1` resumes from '%s', the checkpoint before it; or delete "
+             "%s/manifest.json if you changed the file\n",
+             folder, folder, before, folder);
     assert_stops(2, words, check_to_resume, (void *)folder);
     assert_stops(2, "is damaged: optimizer.safetensors has 3 bytes, expected", check_to_resume, (void *)folder);
     unlink(joined(folder, "config.json"));
     snprintf(words, sizeof words,
              "-e: checkpoint '%s' is damaged: config.json could not be read: No such file or "
-             "directory; give -e %s, the checkpoint before it",
-             folder, before);
+             "directory; give -e %s, the checkpoint before it, or delete %s/manifest.json if you changed the file\n",
+             folder, before, folder);
     assert_stops(2, words, check_weights, (void *)folder);
     unlink(joined(before, "model.safetensors"));
-    assert_stops(2, "there is none before it: copy it again", check_to_resume, (void *)before);
+    snprintf(words, sizeof words,
+             "; there is none before it: copy it again, begin a new run from other weights with -e and another -o, or "
+             "delete %s/manifest.json if you changed the file\n",
+             before);
+    assert_stops(2, words, check_to_resume, (void *)before);
+    assert_stops(2, words, check_weights, (void *)before);
     unlink(joined(folder, "state.json"));
     check_weights((void *)folder);  // of a folder that is no checkpoint
     assert_stops(2, "is damaged: ", check_to_resume, (void *)folder);

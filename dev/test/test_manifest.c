@@ -1,6 +1,7 @@
 /* manifest.json: no byte of a file in it can change unnoticed, nor can a name lead out of the folder. */
 #include "dev/test/testing.h"
 #include "llmc/files/manifest.h"
+#include <sys/resource.h>
 
 static const char *const names[] = {"large.bin", "a.txt", "b.bin", "empty"};
 enum { NUM_NAMES = 4, LARGE = 9 << 20 };  // LARGE: three parts of file_sum
@@ -39,7 +40,7 @@ static int make_folder(void **state) {
     return manifest_write(folder, names, &known, 1);
 }
 
-static bool agrees(const char *except) { return manifest_agrees(folder, except, why, sizeof why); }
+static bool agrees(const char *except) { return manifest_check(folder, except, why, sizeof why) == 0; }
 
 static void assert_damaged(const char *words) {
     assert_false(agrees(strncmp(words, names[0], 5) == 0 ? NULL : names[0]));
@@ -140,7 +141,7 @@ static void test_damage(void **state) {
                  {make_it_a_pipe, "b.bin could not be read: Invalid argument"},
                  {cut_manifest, MANIFEST " could not be read, or lists no files"},
                  {empty_manifest, MANIFEST " could not be read, or lists no files"},
-                 {make_manifest_a_pipe, MANIFEST " could not be read, or lists no files"}};
+                 {make_manifest_a_pipe, MANIFEST " could not be read: Invalid argument"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cases[i].damage();
         assert_damaged(cases[i].says);
@@ -148,6 +149,25 @@ static void test_damage(void **state) {
         remove(joined("b.bin"));
         assert_int_equal(make_folder(NULL), 0);
     }
+}
+
+// A file that cannot be opened gives its errno; a difference gives EBADMSG.
+static void test_errors(void **state) {
+    (void)state;
+    struct rlimit usual_limit, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual_limit), 0);
+    none = usual_limit;
+    none.rlim_cur = 0;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int error = manifest_check(folder, NULL, why, sizeof why);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual_limit), 0);
+    assert_int_equal(error, EMFILE);
+    assert_string_equal(why, MANIFEST " could not be read: Too many open files");
+    cut();
+    assert_int_equal(manifest_check(folder, NULL, why, sizeof why), EBADMSG);
+    delete_file();
+    assert_int_equal(manifest_check(folder, NULL, why, sizeof why), ENOENT);
+    assert_int_equal(make_folder(NULL), 0);
 }
 
 // manifests of other programs
@@ -174,8 +194,8 @@ static void test_hostile(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),   cmocka_unit_test(test_flips),   cmocka_unit_test(test_flips_of_manifest),
-        cmocka_unit_test(test_damage), cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_good),   cmocka_unit_test(test_flips),  cmocka_unit_test(test_flips_of_manifest),
+        cmocka_unit_test(test_damage), cmocka_unit_test(test_errors), cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, make_folder, NULL);
 }

@@ -437,6 +437,19 @@ static inline void checkpoint_before(char *before, const char *folder) {
     free(steps);
 }
 
+// whether an errno of manifest_check means damage, and not a file that cannot be read now
+static inline bool is_damage(int error) {
+    switch (error) {
+    case EBADMSG:
+    case ENOENT:
+    case ENOTDIR:
+    case ENODATA:
+    case EINVAL:
+    case EIO: return true;
+    default: return false;
+    }
+}
+
 // Stops at a checkpoint that disagrees with its manifest, and names the checkpoint before it. resumes: the command is a
 // -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
 // state.json is no checkpoint.
@@ -444,17 +457,22 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     char state[PATH_LENGTH], before[PATH_LENGTH], why[512];
     format_path(state, "%s/state.json", folder);
     if (!resumes && access(state, F_OK) != 0) { return; }
-    if (manifest_agrees(folder, resumes ? NULL : tensor_files[1], why, sizeof why)) { return; }
+    int error = manifest_check(folder, resumes ? NULL : tensor_files[1], why, sizeof why);
+    if (!error) { return; }
+    if (!is_damage(error)) {
+        input_error("checkpoint '%s' cannot be checked: %s; make it readable, then try again", folder, why);
+    }
     checkpoint_before(before, folder);
     if (!*before) {
-        input_error("checkpoint '%s' is damaged: %s; there is none before it: copy it again, or begin a new run from "
-                    "other weights with -e and another -o",
-                    folder, why);
+        input_error(
+            "checkpoint '%s' is damaged: %s; there is none before it: copy it again, begin a new run from other "
+            "weights with -e and another -o, or delete %s/" MANIFEST " if you changed the file",
+            folder, why, folder);
     }
     if (resumes) {
         input_error("checkpoint '%s' is damaged: %s; `mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', "
-                    "the checkpoint before it",
-                    folder, why, folder, folder, run_dir, before);
+                    "the checkpoint before it; or delete %s/" MANIFEST " if you changed the file",
+                    folder, why, folder, folder, run_dir, before, folder);
     }
     input_error("-e: checkpoint '%s' is damaged: %s; give -e %s, the checkpoint before it, or delete %s/" MANIFEST
                 " if you changed the file",

@@ -3,7 +3,7 @@ manifest.json of a checkpoint: the size and the CRC32C of each of its files.
   {"files":{"config.json":{"bytes":711,"crc32c":"0a1b2c3d"},...}}
 A wrong byte in the manifest itself gives a wrong name, size or CRC32C. Older versions also wrote the manifest's own
 "crc32c" after "files"; it is not read.
-defines: MANIFEST, file_sum, manifest_write, manifest_agrees
+defines: MANIFEST, file_sum, manifest_write, manifest_check
 */
 #pragma once
 #include "llmc/common/crc32c.h"
@@ -76,49 +76,56 @@ static inline int manifest_write(const char *folder, const char *const *names, c
     return error;
 }
 
-// manifest_agrees for one file
-static inline bool manifest_agrees_on(const cJSON *entry, const char *folder, char *why, size_t size) {
+// manifest_check for one file
+static inline int manifest_check_file(const cJSON *entry, const char *folder, char *why, size_t size) {
     char path[PATH_LENGTH], crc[16];
     Crc32cSum file = {0, 0};
     const char *name = entry->string, *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
     const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
     if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
         snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
-        return false;
+        return EBADMSG;
     }
     format_path(path, "%s/%.300s", folder, name);
     int error = file_sum(path, &file);
     snprintf(crc, sizeof crc, "%08x", error ? 0 : crc32c_total(&file));
     if (error) {
         snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
-    } else if ((double)file.bytes != bytes->valuedouble) {
+        return error;
+    }
+    if ((double)file.bytes != bytes->valuedouble) {
         snprintf(why, size, "%.100s has %llu bytes, expected %.0f", name, (unsigned long long)file.bytes,
                  bytes->valuedouble);
     } else if (strcmp(crc, sum) != 0) {
         snprintf(why, size, "%.100s has CRC32C %s, expected %.8s", name, crc, sum);
     } else {
-        return true;
+        return 0;
     }
-    return false;
+    return EBADMSG;
 }
 
-// Whether the files of a folder are as its manifest says; `except`, or NULL, is not read. True for a folder without a
-// manifest. why (size bytes): what is wrong, in words that follow the name of the folder.
-static inline bool manifest_agrees(const char *folder, const char *except, char *why, size_t size) {
+// Compares the files of a folder with its manifest; `except`, or NULL, is not read. Returns 0 (also without a
+// manifest), EBADMSG for a difference, or the errno of a file that could not be read. why (size bytes): what is wrong,
+// in words that follow the name of the folder.
+static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
     char path[PATH_LENGTH];
-    struct stat info;  // the open of a pipe hangs
+    Crc32cSum own;
     format_path(path, "%s/" MANIFEST, folder);
-    bool found = stat(path, &info) == 0;
-    if (!found && errno == ENOENT) { return true; }
-    cJSON *json = found && S_ISREG(info.st_mode) ? try_read_json(path) : NULL, *entry;
+    int error = file_sum(path, &own);
+    if (error == ENOENT) { return 0; }
+    cJSON *json = error ? NULL : try_read_json(path), *entry;
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files");
-    bool agrees = cJSON_IsObject(files);
-    if (!agrees) { snprintf(why, size, MANIFEST " could not be read, or lists no files"); }
+    if (error) {
+        snprintf(why, size, MANIFEST " could not be read: %s", strerror(error));
+    } else if (!cJSON_IsObject(files)) {
+        snprintf(why, size, MANIFEST " could not be read, or lists no files");
+        error = EBADMSG;
+    }
     cJSON_ArrayForEach(entry, files) {
-        if (agrees && !(except && strcmp(entry->string, except) == 0)) {
-            agrees = manifest_agrees_on(entry, folder, why, size);
+        if (!error && !(except && strcmp(entry->string, except) == 0)) {
+            error = manifest_check_file(entry, folder, why, size);
         }
     }
     cJSON_Delete(json);
-    return agrees;
+    return error;
 }
