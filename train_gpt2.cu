@@ -1235,7 +1235,6 @@ static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c
     if (writes_files(run)) { check_disk(a, c); }
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
     ModelOptions options = choose_options(chosen, a, c, run->backend, world);
-    if (*chosen) { printf("chosen    %s\n", chosen); }
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     return options;
@@ -1289,7 +1288,10 @@ static void print_banner(const Run *run) {
     const GPT2 *m = &run->model;
     const char *note;  // why a CUDA build runs on the CPU
     backend_choose((DeviceChoice)a->device, true, &note);
+    char chosen[FLAG_TEXT];
+    choose_options(chosen, a, &m->config, run->backend, run->groups.world);
     flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
+    if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, note);
     print_notes(a, &m->config, &run->data, run->step);

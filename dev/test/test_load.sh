@@ -102,7 +102,7 @@ mkdir pickled unfinished && echo PK >pickled/pytorch_model.bin && cp model.bin u
 head -c -4 model.bin >short.bin
 printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
 printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
-refused "an index without one of its files" "and its folder has no such file" -e absent -t 16
+refused "an index without one of its files" "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
 refused "an index that names another file" "and that file has no such tensor" -e lacking -t 16
 refused "another architecture" "describes a model of type llama, expected gpt2" -e llama -t 16
 refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
@@ -111,9 +111,9 @@ refused "no config.json, and a model whose heads cannot be guessed" "put a confi
 refused "a folder of PyTorch's pickle" "pytorch_model.bin and without model.safetensors" -e pickled -t 16
 refused "a run of llm.c that has not finished a model" "model_*.bin and DONE_*" -e unfinished -t 16
 refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
-refused "a file of an older llm.c" "version 1, of an older llm.c" -e old.bin -t 16
+refused "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16
 refused "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17
-refused "a token shard as a model" "that is a token shard, so give it with -i" -e shard.bin -t 16
+refused "a token shard as a model" "is a token shard, expected a GPT-2" -e shard.bin -t 16
 
 python=${PYTHON:-$root/build/py/bin/python3}
 if "$python" -c 'import torch, transformers' 2>/dev/null; then
