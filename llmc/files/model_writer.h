@@ -19,7 +19,22 @@ static inline void numbers_encode(unsigned char *out, DType dtype, const real *x
     }
 }
 
-// Writes a tensor in (out, in) order, some rows at a time. layout: of one rank
+// Stops at a number that is not finite, and deletes the unfinished file. numbers: the rows of a tensor from first_row
+// on. The error counts elements in the order of the model's file.
+static inline void check_finite(PartFile *out, const StoredTensor *t, const real *numbers, size_t count,
+                                size_t first_row) {
+    size_t i = 0, rows = param_used_rows(t->id, &t->file->config), cols = param_cols(t->id, &t->file->config);
+    while (i < count && isfinite((float)numbers[i])) { i++; }
+    if (i == count) { return; }
+    const SafeTensors *file = &t->file->file;
+    size_t row = first_row + i / cols, col = i % cols;
+    part_discard(out);
+    input_error("-e: tensor %s of '%s', element %zu, is %g as F32, expected a finite number; give another model",
+                t->tensor->name, file->num_shards > 0 ? file->shards[t->tensor->shard].path : file->path,
+                t->transposed ? col * rows + row : row * cols + col, (double)numbers[i]);
+}
+
+// Writes a tensor in (out, in) order, some rows at a time. Stops at a number that is not finite. layout: of one rank
 static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
                                 DType dtype) {
     StoredTensor stored = stored_tensor(model, "", id, layer);
@@ -29,6 +44,7 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
         n = rows - row < most ? rows - row : most;
         ParamRange range = {row * cols, n * cols, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
+        check_finite(out, &stored, numbers, range.count, row);
         unsigned char *bytes = (unsigned char *)xmalloc(range.count * dtype_size(dtype));
         numbers_encode(bytes, dtype, numbers, range.count);
         part_put(out, bytes, range.count * dtype_size(dtype));
