@@ -90,32 +90,39 @@ static inline void move_elements(const StoredTensor *t, size_t first, unsigned c
     }
 }
 
+// the rows of a rectangle, counted in the slice, of which the range has elements
+static inline Range rows_of_range(ParamRange range, const Slice *s, int rectangle) {
+    size_t first = range.offset / s->cols, end = (range.offset + range.count + s->cols - 1) / s->cols;
+    Range in_range = {first, end - first}, in_rectangle = {rectangle_local(s, rectangle) / s->cols, s->rectangle_rows};
+    return range_intersect(in_range, in_rectangle);
+}
+
 // The elements of column c of a rectangle that are in a range of the slice. They are adjacent in a transposed file, and
-// in a buffer (rectangle_cols, rectangle_rows), whose offsets are the `local` ones here.
-static inline SliceRange column_of_range(ParamRange range, const Slice *s, int rectangle, size_t c) {
+// in a buffer (rectangle_cols, rows.count), whose offsets are the `local` ones here. rows: rows_of_range
+static inline SliceRange column_of_range(ParamRange range, Range rows, const Slice *s, int rectangle, size_t c) {
     size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
-    size_t top = local / cols, col = local % cols + c;
+    size_t col = local % cols + c;
     // element (row, col) is in the range if range.offset <= row * cols + col < range.offset + range.count
     size_t first = (range.offset + cols - 1 - col) / cols, end = (range.offset + range.count + cols - 1 - col) / cols;
-    Range in_range = {first, end - first}, in_rectangle = {top, s->rectangle_rows};
-    Range rows = range_intersect(in_range, in_rectangle);
-    SliceRange column = {0, 0, rows.count};
-    if (rows.count == 0) { return column; }
-    size_t global_row = global / s->global_cols + rows.offset - top, global_col = global % s->global_cols + c;
-    column.local = c * s->rectangle_rows + rows.offset - top;
-    column.global = global_col * s->global_rows + global_row;
+    Range in_range = {first, end - first}, of_column = range_intersect(in_range, rows);
+    SliceRange column = {0, 0, of_column.count};
+    if (of_column.count == 0) { return column; }
+    size_t global_row = global / s->global_cols + of_column.offset - local / cols;
+    column.local = c * rows.count + of_column.offset - rows.offset;
+    column.global = (global % s->global_cols + c) * s->global_rows + global_row;
     return column;
 }
 
 // to_columns: the buffer `columns` = elements (range.count), transposed. Else the inverse.
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, ParamRange range,
                                    const Slice *s, int rectangle, size_t size) {
+    Range rows = rows_of_range(range, s, rectangle);
 #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < s->rectangle_cols; c++) {
-        SliceRange column = column_of_range(range, s, rectangle, c);
-        size_t row = column.local - c * s->rectangle_rows;  // in the rectangle
+        SliceRange column = column_of_range(range, rows, s, rectangle, c);
+        size_t row = rows.offset + column.local - c * rows.count;
         for (size_t i = 0; i < column.count; i++) {
-            size_t element = rectangle_local(s, rectangle) + (row + i) * s->cols + c;
+            size_t element = (row + i) * s->cols + rectangle_local(s, rectangle) % s->cols + c;
             unsigned char *in_column = columns + (column.local + i) * size;
             unsigned char *in_range = elements + (element - range.offset) * size;
             memcpy(to_columns ? in_column : in_range, to_columns ? in_range : in_column, size);
@@ -127,12 +134,14 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
 // in the file, all of a whole tensor, are moved together.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
-    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * s->rectangle_rows * t->size);
+    Range rows = rows_of_range(range, s, rectangle);
+    if (rows.count == 0) { return; }
+    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * rows.count * t->size);
     SliceRange run = {0, 0, 0};
     if (t->writer) { transpose_range(columns, elements, true, range, s, rectangle, t->size); }
     for (size_t c = 0; c <= s->rectangle_cols; c++) {
         SliceRange next = {0, 0, 0};
-        if (c < s->rectangle_cols) { next = column_of_range(range, s, rectangle, c); }
+        if (c < s->rectangle_cols) { next = column_of_range(range, rows, s, rectangle, c); }
         if (next.count > 0 && next.local == run.local + run.count && next.global == run.global + run.count) {
             run.count += next.count;
             continue;
