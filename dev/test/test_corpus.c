@@ -206,10 +206,15 @@ static void test_shards(void **state) {
 
 static void open_shards(void *out) { shard_writer_open((const char *)out, 300, 1000); }
 
-static void open_in_no_folder(void *out) {
-    const uint16_t token = 1;
-    ShardWriter w = shard_writer_open((const char *)out, 300, 1000);
-    shard_writer_append(&w, SHARD_VAL, &token, 1);
+// three training shards, the second of which cannot get its name
+static void close_blocked(void *out) {
+    static const uint16_t tokens[6];
+    char blocked[300];
+    ShardWriter w = shard_writer_open((const char *)out, 300, 2);
+    shard_writer_append(&w, SHARD_TRAIN, tokens, 6);
+    snprintf(blocked, sizeof blocked, "%s_train_000002.bin", (const char *)out);
+    assert_int_equal(mkdir(blocked, 0700), 0);
+    shard_writer_close(&w);
 }
 
 static void test_existing_shards(void **state) {
@@ -218,11 +223,21 @@ static void test_existing_shards(void **state) {
     write_file("left_train_000002.bin.part", "a", 1);
     write_file("left_val_000000.bin.part", "a", 1);
     write_file("there_val_000000.bin", "a", 1);
-    shard_writer_open(temp_path("left"), 300, 1000);
+    const uint16_t token = 1;
+    char left[256];
+    snprintf(left, sizeof left, "%s", temp_path("left"));
+    ShardWriter w = shard_writer_open(left, 300, 1000);
+    assert_stops(EXIT_BAD_INPUT, "left_train_000001.bin.part'; wait for its end", open_shards, left);
     assert_int_equal(access(temp_path("left_train_000002.bin.part"), F_OK), -1);
     assert_int_equal(access(temp_path("left_val_000000.bin.part"), F_OK), -1);
+    shard_writer_append(&w, SHARD_TRAIN, &token, 1);
+    shard_writer_close(&w);
     assert_stops(EXIT_BAD_INPUT, "there_val_000000.bin' exists already", open_shards, (void *)temp_path("there"));
-    assert_stops(EXIT_BAD_INPUT, "give a name in a folder that exists", open_in_no_folder, (void *)temp_path("no/x"));
+    assert_stops(EXIT_BAD_INPUT, "give a name in a folder that exists", open_shards, (void *)temp_path("no/x"));
+    assert_stops(EXIT_RUN_FAILED, "train_000002.bin.part': Is a directory", close_blocked,
+                 (void *)temp_path("blocked"));
+    assert_int_equal(access(temp_path("blocked_train_000003.bin"), F_OK), 0);
+    assert_int_equal(access(temp_path("blocked_train_000001.bin"), F_OK), -1);
 }
 
 // ---- errors

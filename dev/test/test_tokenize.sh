@@ -99,20 +99,22 @@ report "every document is in the training or in the validation shards" "$(
 )"
 
 # The input ends only after the kill, so the trainer cannot have finished.
-report "a killed command leaves no shard under its name; given again, it starts anew" "$(
+report "a second command of the same name is refused; a killed one leaves no shard, and given again, starts anew" "$(
     mkfifo pipe
     "$trainer" --tokenizer "$merges" --tokenize killed -i - "${shards[@]}" <pipe >"$out" 2>"$err" &
     victim=$!
     exec 3>pipe
     head -c 5500000 long.txt >&3
     for _ in {1..600}; do
-        [ ! -s killed_train_000001.bin.part ] || break
+        [ ! -s killed_val_000000.bin.part ] || break
         sleep 0.1
     done
+    run 2 killed -i corpus/a.txt
+    says "$err" "another command is writing 'killed_train_000001.bin.part'; wait for its end, or give another name"
     kill -9 $victim
     wait $victim 2>/dev/null
     exec 3>&-
-    [ -s killed_train_000001.bin.part ] || echo "no tokens were written in time"
+    [ -s killed_val_000000.bin.part ] || echo "no tokens were written in time"
     find . -name 'killed_*' ! -name '*.part'
     tokenize killed -i - "${shards[@]}" <long.txt || cat "$err"
     says "$out" "note      starts anew: deleted 2 shards of a command that was broken off"
@@ -254,6 +256,7 @@ refused "the tokenizer of bytes" 2 "is that of bytes, and text needs no shards t
     --tokenizer bytes/step_00000001/tokenizer.json
 refused "an output in no folder" 2 "could not write 'absent/x_train_000001.bin.part'" absent/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
+report "a refusal leaves no shard" "$(no_leftovers)"
 report "after a bad line, the mended text is tokenized" "$(
     run 2 again -i broken.jsonl
     find . -name 'again_*'

@@ -3,12 +3,14 @@ Writes token shards: OUT_train_000001.bin, OUT_train_000002.bin, ... and OUT_val
 defines: SHARD_TOKENS, ShardWriter, shards_delete_unfinished, shard_writer_open, shard_writer_append,
          shard_writer_close
 
-Every shard is named OUT_*.bin.part until the corpus ends, so no program takes half a corpus for the whole.
+Every shard is named OUT_*.bin.part until the corpus ends, so no program takes half a corpus for the whole. Training
+shard 1 gets its name last. Its unfinished file is locked as long as the command runs.
 dataloader.h describes the format. A shard starts where the last one ended, perhaps within a document.
 */
 #pragma once
 #include "llmc/common/create_file.h"
 #include "llmc/files/dataloader.h"
+#include <sys/file.h>
 
 enum { SHARD_VAL, SHARD_TRAIN, SHARD_TOKENS = 100000000 };
 
@@ -20,6 +22,7 @@ typedef struct {
     uint64_t tokens[2];     // in the open shards
     uint64_t written[2];    // tokens in total
     int num_train;          // training shards, with the open one
+    int lock;               // a file descriptor of training shard 1
 } ShardWriter;
 
 // number: of a training shard, from 1; 0: the validation shard
@@ -38,24 +41,6 @@ static inline int shards_delete_unfinished(const char *out) {
         deleted += any;
     }
     return deleted;
-}
-
-// Stops if shards of this name exist. Deletes the unfinished ones of a command that was broken off.
-static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uint64_t shard_tokens) {
-    ShardWriter w;
-    char path[PATH_LENGTH];
-    memset(&w, 0, sizeof w);
-    w.out = out;
-    w.vocab_size = vocab_size;
-    w.shard_tokens = shard_tokens;
-    for (int number = 0; number < 2; number++) {
-        shard_path(path, out, number);
-        if (access(path, F_OK) != 0) { continue; }
-        input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin", path, out);
-    }
-    int deleted = shards_delete_unfinished(out);
-    if (deleted) { printf("note      starts anew: deleted %d shards of a command that was broken off\n", deleted); }
-    return w;
 }
 
 static inline void shard_check(const ShardWriter *w, int kind) {
@@ -83,6 +68,41 @@ static inline void shard_begin(ShardWriter *w, int kind) {
     w->tokens[kind] = 0;
     shard_put_header(w, kind);
     shard_check(w, kind);
+}
+
+// Locks training shard 1 against a second command of the same name. Returns a file descriptor, or -1 if there is none.
+static inline int shard_lock(const char *out) {
+    char path[PATH_LENGTH], part[PATH_LENGTH + 8];
+    shard_path(path, out, 1);
+    snprintf(part, sizeof part, "%s.part", path);
+    int lock = open(part, O_RDONLY | O_CLOEXEC);
+    if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
+    }
+    return lock;
+}
+
+// Stops if shards of this name exist or are being written. Deletes those that a command left unfinished, and begins
+// training shard 1.
+static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uint64_t shard_tokens) {
+    ShardWriter w;
+    char path[PATH_LENGTH];
+    memset(&w, 0, sizeof w);
+    w.out = out;
+    w.vocab_size = vocab_size;
+    w.shard_tokens = shard_tokens;
+    w.lock = shard_lock(out);
+    for (int number = 0; number < 2; number++) {
+        shard_path(path, out, number);
+        if (access(path, F_OK) != 0) { continue; }
+        input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin", path, out);
+    }
+    int deleted = shards_delete_unfinished(out);
+    if (deleted) { printf("note      starts anew: deleted %d shards of a command that was broken off\n", deleted); }
+    if (w.lock >= 0) { close(w.lock); }
+    shard_begin(&w, SHARD_TRAIN);
+    w.lock = shard_lock(out);
+    return w;
 }
 
 // Writes the number of tokens into the header, and everything to the disk.
@@ -114,14 +134,18 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
     }
 }
 
-// Ends the open shards and gives all shards their names.
-static inline void shard_writer_close(ShardWriter *w) {
+static inline void shard_rename(const ShardWriter *w, int number) {
     char path[PATH_LENGTH], part[PATH_LENGTH + 8];
+    shard_path(path, w->out, number);
+    snprintf(part, sizeof part, "%s.part", path);
+    if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
+}
+
+// Ends the open shards and gives all shards their names, training shard 1 last: a kill leaves no set that looks whole.
+static inline void shard_writer_close(ShardWriter *w) {
     shard_end(w, SHARD_VAL);
     shard_end(w, SHARD_TRAIN);
-    for (int number = w->written[SHARD_VAL] ? 0 : 1; number <= w->num_train; number++) {
-        shard_path(path, w->out, number);
-        snprintf(part, sizeof part, "%s.part", path);
-        if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
-    }
+    if (w->written[SHARD_VAL]) { shard_rename(w, 0); }
+    for (int number = w->num_train; number > 0; number--) { shard_rename(w, number); }
+    close(w->lock);
 }

@@ -217,7 +217,10 @@ static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenize
     job.terminal = isatty(STDOUT_FILENO);
     job.started = job.last_line = now_seconds();
     tokenize_blocks(&job);
-    if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
+    if (job.writer.written[SHARD_TRAIN] == 0) {
+        shards_delete_unfinished(job.writer.out);
+        input_error("-i %s holds no text", a->train_data);
+    }
     int error = access(merges, F_OK) == 0 ? 0 : tokenizer_write_merges(tokenizer, merges);
     if (error) {
         run_error("could not write '%s': %s; make room, then give the same command again", merges, strerror(error));
