@@ -313,7 +313,7 @@ static void test_broken_shard(void **state) {
     assert_refused(folder, "model-00002-of-00003.safetensors' has");
     unlink(path);
     assert_refused(folder, "model-00002-of-00003.safetensors' could not be opened: No such file");
-    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "has no tensor");
+    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "or give the folder, if the model is in");
 }
 
 static void test_integer_weights(void **state) {
@@ -659,14 +659,15 @@ static void test_other_formats(void **state) {
         {"model.pt", "PK\3\4 and so on", "model.pt is a zip archive or a file of PyTorch, expected"},
         {"old.bin", "\x80\2\x8A\nl\xFC\x9C", "old.bin is a file of PyTorch"},
         {"text.bin", "plain text", "text.bin is no file of a known kind"},
-        {"text", "plain text", "text' is 10 bytes long and says that its header has"},
+        {"notes.txt", "plain text", "notes.txt is no file of a known kind, expected a GPT-2 in Hugging Face's"},
+        {"text.safetensors", "plain text", "text.safetensors' is 10 bytes long and says that its header has"},
         {"short.bin", "ab", "short.bin is no file of a known kind"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(write_file(cases[i].name, cases[i].bytes, strlen(cases[i].bytes)), cases[i].says);
     }
     assert_int_equal(mkfifo(temp_path("pipe.gguf"), 0600), 0);
-    assert_refused(temp_path("pipe.gguf"), "is a folder, a device or a pipe");
+    assert_refused(temp_path("pipe.gguf"), "is no file of a known kind");
     Layout l = usual;
     l.shards = 2;
     assert_refused(joined(model_folder("parts", &l), "config.json"), "has no \"weight_map\"");

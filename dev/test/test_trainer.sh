@@ -855,6 +855,6 @@ refused "a safetensors header with a wrong shape" \
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
 refused "a safetensors header longer than its file" \
     "says that its header has 2147483647, expected at most" "${resume[@]}"
-refused "a text as weights" "safetensors file 'text'" -i text -e text
+refused "a text as weights" "-e: text is no file of a known kind, expected a GPT-2" -i text -e text
 
 end_tests

@@ -66,7 +66,8 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
                                          int *vocab_size) {
     uint32_t header[TOKEN_HEADER_INTS];
     if (file_kind(path)->id != FILE_TOKENS) {
-        refuse_kind(flag, path, "a token shard of llm.c or --tokenize, as its name ends in .bin");
+        refuse_kind(flag, path,
+                    "a token shard of llm.c or --tokenize, as its name ends in .bin (rename it if it is text)");
     }
     int error = read_exact(fd, header, sizeof header, 0);
     if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, read_error(error)); }

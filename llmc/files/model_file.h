@@ -98,7 +98,7 @@ static inline void model_config_from_tensors(ModelFile *model) {
     const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
     if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
         input_error("'%s' holds no GPT-2: expected 2-D tensors wte.weight and wpe.weight; give a GPT-2 in Hugging "
-                    "Face's format",
+                    "Face's format, or give the folder, if the model is in several files",
                     model->file.path);
     }
     if (wte->shape[0] > MAX_CONFIG_NUMBER || wte->shape[1] > MAX_CONFIG_NUMBER || wpe->shape[0] > MAX_CONFIG_NUMBER) {
@@ -138,8 +138,8 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     param_file_shape(shape, id, &model->config, model_transposed(model, id));
     const SafeTensor *t = model_find(model, prefix, name);
     if (!t) {
-        input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model, or the config.json "
-                    "that belongs to it",
+        input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model and the config.json "
+                    "that belongs to it, or give the folder, if the model is in several files",
                     model->file.path, prefix, name, model->config.num_layers);
     }
     bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == shape[1];
@@ -232,7 +232,8 @@ static inline ModelFile model_open(const char *path) {
     if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;
-    } else if ((kind == FILE_OTHER && !has_ending(weights, ".bin")) || kind == FILE_SAFETENSORS) {
+    } else if (kind == FILE_SAFETENSORS ||
+               (kind == FILE_OTHER && (has_ending(weights, ".safetensors") || is_json_name(weights)))) {
         model_open_hugging_face(&model, weights);
     } else {
         refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");
