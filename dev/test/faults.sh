@@ -1275,7 +1275,7 @@ stopped_for_long() { # WHERE
 # the first 20 turns stop rank 0, the next 20 rank 1, and so on; each turn stops a rank for 0.09 s of 0.1 s
 slow_rank() { # WHERE
     local job id turns=0 status
-    local -a slow=("${model[@]}" -v 80 -n 80 -x 240)
+    local -a slow=("${model[@]}" -v 200 -n 200 -x 600)
     [ -d expected_slow ] || ranks 0 "${slow[@]}" -o expected_slow
     rm -rf victim
     start_ranks "${slow[@]}" -o victim &

@@ -105,8 +105,8 @@ static void test_bytes_per_parameter_of_shards(void **state) {
 
 // tensors that -tp does not divide: three buffers for the rows of all ranks, and tensors of the same size for any -tp
 static bool is_whole(const char *name) {
-    const char *const whole[] = {"tokens", "targets", "losses",   "statistics",        "results",
-                                 "normed", "narrow",  "partials", "gathered_gradient", "matmul_workspace"};
+    const char *const whole[] = {"tokens",       "targets",        "losses",   "statistics",        "results",
+                                 "norm_scratch", "hidden_scratch", "partials", "gathered_gradient", "matmul_workspace"};
     for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
         if (strcmp(name, whole[i]) == 0) { return true; }
     }
@@ -150,8 +150,8 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
         size_t here = plan_tensor_bytes(&plan, name), there = plan_tensor_bytes(&whole, name);
         assert_int_equal(here * (size_t)t * (by_head ? (size_t)c->num_heads : 1), there * (by_head ? heads : 1));
     }
-    assert_int_equal(plan_tensor_bytes(&plan, "normed"), buffer);
-    assert_int_equal(plan_tensor_bytes(&plan, "narrow"), buffer);
+    assert_int_equal(plan_tensor_bytes(&plan, "norm_scratch"), buffer);
+    assert_int_equal(plan_tensor_bytes(&plan, "hidden_scratch"), buffer);
     assert_int_equal(plan_tensor_bytes(&plan, "gathered_gradient"), buffer);
     plan_free(&plan);
     plan_free(&whole);
@@ -290,8 +290,6 @@ static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *
     assert_false(fit.fits);
 }
 
-#define STATES "-om 8bit -w none"
-
 static void test_ladder(void **state) {
     (void)state;
     const char *const gpu[] = {"-r 0",
@@ -301,11 +299,10 @@ static void test_ladder(void **state) {
                                "-r 4",
                                "-r 4 -om bf16",
                                "-r 4 -om 8bit",
-                               "-r 4 " STATES,
-                               "-r 4 " STATES " --offload 1",
-                               "-r 4 " STATES " --offload 2",
-                               "-r 4 " STATES " --offload 3",
-                               "-r 4 " STATES " --offload 4",
+                               "-r 4 -om 8bit --offload 1",
+                               "-r 4 -om 8bit --offload 2",
+                               "-r 4 -om 8bit --offload 3",
+                               "-r 4 -om 8bit --offload 4",
                                NULL};
     TrainArgs a = args_of(4);
     check_rungs(&a, &gpt2_1558m, &cuda_backend, gpu);
@@ -320,11 +317,10 @@ static void test_ladder(void **state) {
                                       "-r 4 -z 3",
                                       "-r 4 -z 3 -om bf16",
                                       "-r 4 -z 3 -om 8bit",
-                                      "-r 4 -z 3 " STATES,
-                                      "-r 4 -z 3 " STATES " --offload 1",
-                                      "-r 4 -z 3 " STATES " --offload 2",
-                                      "-r 4 -z 3 " STATES " --offload 3",
-                                      "-r 4 -z 3 " STATES " --offload 4",
+                                      "-r 4 -z 3 -om 8bit --offload 1",
+                                      "-r 4 -z 3 -om 8bit --offload 2",
+                                      "-r 4 -z 3 -om 8bit --offload 3",
+                                      "-r 4 -z 3 -om 8bit --offload 4",
                                       NULL};
     a.num_processes = 8;
     check_rungs(&a, &gpt2_1558m, &cuda_backend, eight_gpus);
@@ -333,9 +329,8 @@ static void test_ladder(void **state) {
 // Rungs that save nothing, and those below a given flag, are left out.
 static void test_rungs_are_left_out(void **state) {
     (void)state;
-    const char *const cpu[] = {
-        "-r 0", "-r 1", "-r 2", "-r 3", "-r 4", "-r 4 -om bf16", "-r 4 -om 8bit", "-r 4 -om 8bit -w none", NULL};
-    const char *const given[] = {"the given flags", "-om 8bit", "-om 8bit -w none", NULL};
+    const char *const cpu[] = {"-r 0", "-r 1", "-r 2", "-r 3", "-r 4", "-r 4 -om bf16", "-r 4 -om 8bit", NULL};
+    const char *const given[] = {"the given flags", "-om 8bit", NULL};
     TrainArgs a = args_of(4);
     check_rungs(&a, &gpt2_124m, &cpu_backend, cpu);  // 12 layers: -rk 0 is -rk 1
     a.recompute = 4;
@@ -360,9 +355,8 @@ static void test_fit_keeps_given_flags(void **state) {
     a.moments = 1;
     Fit fit = climb(out, &a, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
     rungs_text(text, &fit.args, &a);
-    assert_string_equal(text, "-w none --offload 4");
-    const char *const lines[] = {"the given flags", "-w none", "-w none --offload 1", "-w none --offload 2",
-                                 "-w none --offload 3"};
+    assert_string_equal(text, "--offload 4");
+    const char *const lines[] = {"the given flags", "--offload 1", "--offload 2", "--offload 3"};
     rewind(out);
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         char line[128];
@@ -621,7 +615,8 @@ static void test_host_is_refused(void **state) {
     assert_stops(2, " MiB of host memory on each rank, and ", check_room_of, &r);
     r.args.num_processes = 1;
     r.room.device = (size_t)1 << 30;
-    assert_stops(2, "it fits with -om 8bit -w none", check_room_of, &r);
+    r.room.host = (size_t)13 << 30;
+    assert_stops(2, "it fits with -om 8bit", check_room_of, &r);
     r.room.host = (size_t)1 << 30;
     assert_stops(2, " too few; no flags make it fit: give a smaller -e, -b or -t", check_room_of, &r);
     r.args.offload = 0;
@@ -657,8 +652,8 @@ static void test_advice_names_offload(void **state) {
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)5 << 29);
     assert_stops(2, "it fits with -r 2\n", check_memory_of, &checked);
     a.master = MASTER_FP32;
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1 << 30);
-    assert_stops(2, "-om 8bit -w none\n", check_memory_of, &checked);  // other values of given flags
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1500 << 20);
+    assert_stops(2, "-om 8bit\n", check_memory_of, &checked);  // other values of given flags
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)600 << 20);
     assert_stops(2, " --offload ", check_memory_of, &checked);
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)240 << 20);
