@@ -61,7 +61,7 @@ static void test_header_defects(void **state) {
         const char *words;
     } defects[] = {
         {{20240520, 1, 10}, 0, "is empty"},
-        {{20240520, 1, 10}, 1, "is no file of a known kind, expected a token shard"},
+        {{20240520, 1, 10}, 1, "ends in .bin (rename it if it is text); check the path"},
         {{20240520, 1, 10}, 1023, "could not read the header"},
         {{20240520, 1, 0}, 1024, "is empty"},
         {{20240801, 1, 10}, 1044, "is a token shard of Llama 3, expected a token shard of llm.c"},

@@ -229,11 +229,12 @@ static inline ModelFile model_open(const char *path) {
     model.prefix = "";
     model_weights_path(weights, path);
     FileKindId kind = file_kind(weights)->id;
+    // also a file that cannot be read: the open says why
+    bool named = has_ending(weights, ".safetensors") || is_json_name(weights) || access(weights, R_OK) != 0;
     if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;
-    } else if (kind == FILE_SAFETENSORS ||
-               (kind == FILE_OTHER && (has_ending(weights, ".safetensors") || is_json_name(weights)))) {
+    } else if (kind == FILE_SAFETENSORS || (kind == FILE_OTHER && named)) {
         model_open_hugging_face(&model, weights);
     } else {
         refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");
