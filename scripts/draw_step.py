@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Draws one training step, doc/step.svg: the forward straight down, the backward beside it straight up.
+"""Draws one training step, doc/step.svg: the forward straight down, the backward next to it straight up.
 
   scripts/draw_step.py doc/step.svg
 
@@ -47,7 +47,7 @@ SAVED = {
     10: ("saved", "saved (-rk k: every k-th)"),
 }
 
-# (row, pixels below the middle of the box, kind, lines), beside the forward and beside the backward
+# (row, pixels below the middle of the box, kind, lines), left of the forward and right of the backward
 NOTES_LEFT = [
     (2, 0, "tensor", ["-tp: reduce-scatter"]),
     (3, 0, "zero", ["-z 3: all-gather of the", "layer's parameters,", "one layer ahead"]),
@@ -62,9 +62,9 @@ NOTES_RIGHT = [
     (0, 0, "zero", ["-z 1 2 3: a rank updates", "its shard; all-gather", "in the next forward"]),
     (1, 0, "zero", ["all-reduce of the", "shards' norms"]),
     (3, 0, "zero", ["gradients of the layer:", "-z 0: all-reduce", "-z 1 2 3: reduce-scatter"]),
-    (4, 0, "tensor", ["-tp: reduce-scatter of", "dln1, beside dqkvw"]),
+    (4, 0, "tensor", ["-tp: reduce-scatter of", "dln1, during dqkvw"]),
     (6, 12, "tensor", ["-tp: all-gather", "of dresidual"]),
-    (8, 0, "tensor", ["-tp: reduce-scatter of", "dln2, beside dfcw"]),
+    (8, 0, "tensor", ["-tp: reduce-scatter of", "dln2, during dfcw"]),
     (10, -12, "zero", ["-z 3: all-gather of the", "layer's parameters"]),
     (10, 18, "tensor", ["-tp: all-gather", "of dresidual"]),
     (12, -16, "tensor", ["-tp: reduce-scatter", "of dlnf"]),

@@ -5,20 +5,20 @@
   scripts/follow.py RUN --wandb PROJECT      sends the run NAME to a project of Weights & Biases
 
 RUN is a run directory, the folder after -o of train_gpt2; NAME is the folder's name. RUN may not exist yet. Each number
-in metrics.jsonl becomes a scalar at its step: train/loss, train/lr, val/loss, val/hellaswag, gpu/power_w for a field
-gpu_power_w, train/X for any other field X. null becomes NaN. The flags in config.json become the hyper-parameters.
+in metrics.jsonl becomes a scalar at its step: val/loss, val/bits_per_byte, val/hellaswag, and train/X for any other
+field X. null becomes NaN. The flags in config.json become the hyper-parameters.
 
   --once       sends the lines of the file and ends
   --pid PID    ends after the process PID has ended: ./train_gpt2 ... & scripts/follow.py RUN --wandb P --pid $!
   --every S    seconds between two looks at the file (default 2)
 
-Ctrl-C and SIGTERM end follow.py too. follow.py holds a step back until a later step begins, because an evaluation adds
-lines to the step. The last step is sent at the end.
+Ctrl-C and SIGTERM end follow.py too. A step is sent once a later one starts, because an evaluation adds lines to it.
+The last step is sent at the end.
 
 Starting follow.py again sends no point twice:
 - TensorBoard: follow.py empties the earlier event files of the run and writes all points to a new file. A resumed
-  trainer deletes the lines after its checkpoint; follow.py then begins a new event file, too.
-- Weights & Biases never takes a point back. RUN/wandb/ID.sent holds the last step sent, and steps up to there are
+  trainer deletes the lines after its checkpoint; follow.py then starts a new event file, too.
+- Weights & Biases cannot delete points. RUN/wandb/ID.sent holds the last step sent, and steps up to there are
   skipped. A resumed run repeats the skipped steps bit for bit if the flags are the same. ID is NAME and a hash of the
   first training step, so that a new run in an old folder has an ID of its own.
 The time of a point is the time of the file's last change, less the milliseconds of the later steps.
@@ -38,10 +38,9 @@ from run_metrics import parse_line, read_json, run_name, stop  # noqa: E402
 
 
 def scalar_name(field):
-    """loss: train/loss; val_loss: val/loss; bits_per_byte: val/bits_per_byte; gpu_power_w: gpu/power_w"""
-    group, _, rest = field.partition("_")
-    if group in ("val", "gpu") and rest:
-        return f"{group}/{rest}"
+    """loss: train/loss; val_loss: val/loss; bits_per_byte: val/bits_per_byte"""
+    if field == "val_loss":
+        return "val/loss"
     return ("val/" if field in ("hellaswag", "bits_per_byte") else "train/") + field
 
 

@@ -15,8 +15,8 @@
 #                     DATA_MIRROR in the environment is the same
 #   --into FOLDER     the folder of the data set or the model
 # A set of tokens also gets GPT-2's merges, which --tokenize and --prompt need: NAME_merges.txt.
-# The same command goes on after an interruption. A file under its final name is whole: its SHA-256 is the one in this
-# script, or the one that the server states. TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the
+# The same command continues an interrupted download. A file under its final name is whole: its SHA-256 is the one in
+# this script, or the one that the server states. TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the
 # installed program. Needs curl.
 set -euo pipefail
 

@@ -6,7 +6,7 @@ comma := ,
 for_nvcc = $(foreach word,$(1),$(if $(filter -I% -L% -l% -isystem,$(word))$(filter-out -%,$(word)),$(word),-Xcompiler \
 	$(subst $(comma),\\$(comma),$(word))))
 # NVIDIA's installer does not tell the loader where CUDA's libraries are. A distribution's package does; its nvcc has no
-# such folder beside it. With the new dtags LD_LIBRARY_PATH comes first.
+# such folder next to it. With the new dtags LD_LIBRARY_PATH comes first.
 cuda_rpath = $(patsubst %/libcublasLt.so,-Xlinker -rpath=% -Xlinker --enable-new-dtags,$(wildcard $(patsubst \
 	%/bin/nvcc,%/lib64/libcublasLt.so,$(realpath $(shell command -v $(NVCC))))))
 

@@ -8,7 +8,7 @@
 # resume     the same command resumes from the last checkpoint, bit for bit; flags at the end go to the trainer
 # RANKS=8    trains on 8 GPUs of this machine, through mpirun; divide the hours in the four headers by 8
 # HellaSwag  scored at every validation once scripts/get_data.sh hellaswag has fetched it
-# An installed copy works in the current folder, with the program installed beside it.
+# An installed copy works in the current folder, with the program that was installed with it.
 set -euo pipefail
 program=./train_gpt2
 scripts=$(realpath "$(dirname "$0")")

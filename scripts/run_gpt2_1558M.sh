@@ -2,7 +2,7 @@
 # GPT-2 1558M on 34 billion tokens of FineWeb-Edu, on one GPU:   scripts/run_gpt2_1558M.sh [FLAG...]
 #
 # tokens     32,000 steps of 1,048,576: 33.6 billion of FineWeb-Edu's 100B sample, 22 a parameter
-# FLOPs      a token takes 6 N + 6 L C T = 9.81 GFLOP (N 1556M without wpe, L 48, C 1600, T 1024): 3.3e20 in all
+# FLOPs      a token takes 6 N + 6 L C T = 9.81 GFLOP (N 1556M without wpe, L 48, C 1600, T 1024): 3.3e20 total
 # hours      180, 7.5 days, on an H200, a step 20 s, predicted by make predict ARGS='-e d48 -b 16 -d 1048576'
 # memory     62.9 GiB at -b 16 (--plan, -r auto): state 23.5, activations 37.6, scratch 1.8. Add a smaller -b and
 #            --fit for a smaller GPU

@@ -16,7 +16,7 @@ SHAPES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 16
 
 
 def stop(sentence, status=2):
-    """Ends the program. Status 2: wrong usage or input. Status 1: trouble while running."""
+    """Ends the program. Status 2: wrong usage or input. Status 1: failure while running."""
     print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr)
     sys.exit(status)
 

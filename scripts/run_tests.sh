@@ -10,7 +10,7 @@ set -uo pipefail
 
 seconds_each=900  # bounds a hang; a busy machine is slow
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # spinning threads are slow beside busy programs
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # spinning threads are slow while other programs run
 export LC_NUMERIC=C
 export TRAIN_GPT2_SELF_CHECK=  # test_self_check.sh covers the check at the start of a run
 all=$(mktemp -d)  # one folder per program, removed at the end with the files of the tests
@@ -24,7 +24,7 @@ count() { sed -n "s/^\[ *$1 *\] \([0-9]*\) test(s).*/\1/p" "$2/out" "$2/err" | a
 
 # runs one command line in its own folder, prints a report, and writes the counts and the failed tests to FOLDER/result
 run() { # FOLDER COMMAND
-    local folder=$1 command started status took passed failed skipped trouble=
+    local folder=$1 command started status took passed failed skipped reason=
     read -ra command <<<"$2"
     mkdir -p "$folder/tmp"
     started=$EPOCHREALTIME
@@ -34,22 +34,22 @@ run() { # FOLDER COMMAND
     passed=$(count PASSED "$folder") failed=$(count FAILED "$folder") skipped=$(count SKIPPED "$folder")
 
     if [ "$failed" -gt 0 ]; then
-        trouble="$failed failed"
+        reason="$failed failed"
     elif [ "$status" -eq 124 ]; then
-        trouble="stopped after $seconds_each s" failed=1
+        reason="stopped after $seconds_each s" failed=1
     elif [ "$status" -ne 0 ]; then
-        trouble="exit status $status" failed=1
+        reason="exit status $status" failed=1
     elif [ $((passed + skipped)) -eq 0 ]; then
-        trouble="no test ran" failed=1
+        reason="no test ran" failed=1
     fi
     {
-        printf '%6.1f s %4d passed%s  %s\n' "$took" "$passed" "${trouble:+, $trouble}" "$2"
-        [ -z "$trouble" ] || grep -hvE '^\[ *(RUN|OK) *\]' "$folder/out" "$folder/err"
+        printf '%6.1f s %4d passed%s  %s\n' "$took" "$passed" "${reason:+, $reason}" "$2"
+        [ -z "$reason" ] || grep -hvE '^\[ *(RUN|OK) *\]' "$folder/out" "$folder/err"
     } >"$folder/report"
     cat "$folder/report"
     echo "$passed $failed" >"$folder/result"
-    if [ -n "$trouble" ]; then
-        echo "$trouble: scripts/run_tests.sh '$2'"
+    if [ -n "$reason" ]; then
+        echo "$reason: scripts/run_tests.sh '$2'"
         # a line of harness.sh with its reason below, or a line that cmocka prints twice
         awk '/^(not ok |\[ *FAILED *\] [^0-9])/ && !seen[$0]++ || reason { print "    " $0 }
             { reason = /^not ok / }' "$folder/out" "$folder/err"

@@ -10,7 +10,7 @@
 --update-ms  measured instead: norm and AdamW on one GPU, in milliseconds (with --ms, default 0)
 --stages     stages of -z to choose from: 0,1,2,3
 --node 8     GPUs of a machine; --nvlink 300 and --net 45: GB/s that a GPU sends inside the machine and out of it (a
-             400 Gb/s card for each GPU); --latency 15: least microseconds of a call
+             400 Gb/s card for each GPU); --latency 15: microseconds of the shortest call
 --memory     GB of a GPU (default: of --gpu; 141 with --ms)
 Every other flag goes to `train_gpt2 --plan`, which reports the bytes that a GPU holds and sends. TRAIN_GPT2 names the
 program; a program built with make DEVICE=cuda plans for a GPU. Without -r both are those of -r 1, since -r auto
@@ -26,7 +26,7 @@ A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nv
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b;
                without --ms, m = (predicted for b') / t
   tensor par.  w = (6 L + 4) x + max(0, 4 L x - 2/3 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
-               all-gathered or reduce-scattered, 4 times a layer beside the matmuls of its backward (-r 4: 8 L + 4)
+               all-gathered or reduce-scattered, 4 times a layer during the matmuls of its backward (-r 4: 8 L + 4)
   exposed      communication that no work hides: a backward hides 2/3 m, a forward 1/3 m
                -z 0   max(0, s(R) - 2/3 m)                                    in the last micro-step
                -z 1   max(0, s(R) - 2/3 m) + max(0, s(W) - 1/3 m)

@@ -10,7 +10,7 @@ folder=${1:?expected a folder to put the text in}
 shakespeare=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 mkdir -p "$folder"
 
-# keep NAME BYTES: saves stdin as NAME if it has at least BYTES bytes
+# keep NAME BYTES: saves stdin as NAME unless it has fewer than BYTES bytes
 keep() {
     local path=$folder/$1
     cat >"$path.part"

@@ -59,7 +59,7 @@ build/bench/parallel_regions.so: dev/bench/parallel_regions.c build/flags
 	$(CC) -O2 -Wall -Wextra -Werror -shared -fPIC $< -o $@
 
 # bench_matmul is recompiled, since setup.sh may have installed a peer
-bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyTorch (5 GB); 25 minutes
+bench-cpu: ## bench: training steps and GEMMs on this CPU, against the newest PyTorch (5 GB); 25 minutes
 	@scripts/setup.sh bench
 	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/portable/train_gpt2 build/bench/bench_matmul \
 		build/bench/dump_run build/bench/parallel_regions.so
@@ -68,7 +68,7 @@ bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyT
 long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, descriptors and speed stay
 	@dev/bench/long_run.py
 
-bench-tokenizer: train_gpt2 ## bench: --tokenize beside tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
+bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
 	@scripts/setup.sh test
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))

@@ -123,8 +123,8 @@ events=$here/tb/run/events.out.tfevents
 new_run
 cat >"$metrics" <<'END'
 {"step":0,"val_loss":5.5}
-{"step":1,"loss":5,"grad_norm":3,"ms":500,"gpu_power_w":310,"note":"warm","ok":true}
-{"step":2,"loss":null,"grad_norm":2,"ms":250,"gpu_power_w":300}
+{"step":1,"loss":5,"grad_norm":3,"ms":500,"mfu":0.5,"note":"warm","ok":true}
+{"step":2,"loss":null,"grad_norm":2,"ms":250,"mfu":0.25}
 {"step":2,"val_loss":4.25,"bits_per_byte":1.5}
 {"step":2,"hellaswag":0.25}
 END
@@ -135,8 +135,8 @@ report "TensorBoard: scalars at their steps, times, null as NaN, flags, no half 
     same '[0, 0, "start"]
 [0, 0, {"flags": {"model": "d12", "val-data": "null", "threads": 2, "learning-rate": 0.5}}]
 [0, 999999.25, {"val/loss": 5.5}]
-[1, 999999.75, {"train/loss": 5, "train/grad_norm": 3, "train/ms": 500, "gpu/power_w": 310}]
-[2, 1000000.0, {"train/loss": NaN, "train/grad_norm": 2, "train/ms": 250, "gpu/power_w": 300, "val/loss": 4.25, '"\
+[1, 999999.75, {"train/loss": 5, "train/grad_norm": 3, "train/ms": 500, "train/mfu": 0.5}]
+[2, 1000000.0, {"train/loss": NaN, "train/grad_norm": 2, "train/ms": 250, "train/mfu": 0.25, "val/loss": 4.25, '"\
 "'"val/bits_per_byte": 1.5, "val/hellaswag": 0.25}]' "$(cat "$events"*)"
     same "follow.py: $metrics is sent up to step 2" "$(cat "$out")"
 )"

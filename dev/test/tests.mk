@@ -188,7 +188,7 @@ MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addp
 # the longest first
 LONG_ON_AARCH64 := test_gpt2 test_adamw test_reference test_gradients test_gemm
 ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_ON_AARCH64),$(UNITS)))
-# dev/test/test_determinism.sh runs these beside ./train_gpt2
+# dev/test/test_determinism.sh runs these and ./train_gpt2
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++ bf16)
 

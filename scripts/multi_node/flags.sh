@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034  # the scripts beside this one use the variables
+# shellcheck shell=bash disable=SC2034  # the other scripts of this folder use the variables
 # The run that mpirun.sh and slurm.sbatch start: GPT-2 1558M on 2 machines of 8 GPUs. DATA names the folder of
 # the token shards.
 #
