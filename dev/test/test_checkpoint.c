@@ -881,50 +881,71 @@ static void make_folder(const char *run, const char *name) {
     write_text(joined(joined(run, name), "junk"), "junk");
 }
 
-// a save deletes what killed runs left, brings back a checkpoint whose replacement was killed, and nothing else
+// a save deletes what killed runs left, brings back RUN/best whose replacement was killed, and nothing else
 static void test_leftovers(void **state) {
     (void)state;
     const char *run = new_run("leftovers");
-    static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp", "best.tmp",
-                                        "step_00000004.old", "step_00000007.old", "best.old"};
-    static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp", "step_00000005.txt"};
-    for (int i = 0; i < 7; i++) { make_folder(run, stale[i]); }
-    for (int i = 0; i < 4; i++) { make_folder(run, kept[i]); }
-    make_folder(run, "best_a");  // of an older version, goes once `best` is a folder
+    static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp",
+                                        "best.tmp",          "best_b.tmp",        "best.old"};
+    static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp",  "step_00000005.txt",
+                                       "best_a",        "best_b",     "best_c.tmp"};
+    for (int i = 0; i < 6; i++) { make_folder(run, stale[i]); }
+    for (int i = 0; i < 7; i++) { make_folder(run, kept[i]); }
     assert_int_equal(checkpoint_latest(run), 4);
-    for (int i = 0; i < 7; i++) { assert_true(exists(run, stale[i])); }  // reading changes nothing
+    for (int i = 0; i < 6; i++) { assert_true(exists(run, stale[i])); }  // reading changes nothing
     const char *folder = save_step(run, 5, "");
     assert_holds(folder, 5);
     assert_false(exists(folder, "junk"));
-    for (int i = 0; i < 7; i++) { assert_false(exists(run, stale[i])); }
-    for (int i = 0; i < 4; i++) { assert_true(exists(joined(run, kept[i]), "junk")); }
-    assert_true(exists(joined(run, "step_00000007"), "junk"));
+    for (int i = 0; i < 6; i++) { assert_false(exists(run, stale[i])); }
+    for (int i = 0; i < 7; i++) { assert_true(exists(joined(run, kept[i]), "junk")); }
     assert_true(exists(joined(run, "best"), "junk"));
+    write_text(joined(run, "best_a/best.json"), "{}");  // of an older version, goes where `best` is a folder
     remove_unfinished(run);
     assert_false(exists(run, "best_a"));
+    assert_true(exists(run, "best_b"));
 }
 
-static void save_step_2(void *run) { save_step((const char *)run, 2, ""); }
+// saves RUN/best with a "val_loss", as the last checkpoint of a run
+static void save_best(void *run) {
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    uint32_t crcs[2];
+    cJSON *state = cJSON_CreateObject();
+    cJSON_AddNumberToObject(state, "val_loss", 2);
+    checkpoint_save((const char *)run, "best", &s, state, true, crcs);
+    cJSON_Delete(state);
+    free_model(&s);
+}
 
-// A checkpoint is replaced, and so is a link of an older version, but no folder with other files.
+// RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so does
+// a copy of a checkpoint.
 static void test_replaced(void **state) {
     (void)state;
     const char *run = new_run("twice"), *folder = save_step(run, 1, "");
-    assert_int_equal(rename(folder, joined(run, "first")), 0);
-    assert_int_equal(symlink("first", folder), 0);
-    for (int i = 0; i < 2; i++) {
-        save_step(run, 1, i ? "second" : "again");
-        cJSON *json = checkpoint_load_state(folder);
-        assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "note")), i ? "second" : "again");
-        cJSON_Delete(json);
-        assert_true(is_folder(folder));
-        assert_false(exists(run, "step_00000001.tmp") || exists(run, "step_00000001.old"));
-        assert_true(exists(run, "first/state.json"));
+    char best[PATH_LENGTH];
+    format_path(best, "%s/best", run);
+    assert_int_equal(symlink("step_00000001", best), 0);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2) { write_text(joined(best, "state.json"), "{"); }
+        if (i == 3) {
+            write_text(joined(best, "state.json"), "{}");
+            write_text(joined(best, "best.json"), "{}");
+        }
+        write_text(joined(best, "before"), "");
+        save_best((void *)run);
+        assert_true(is_folder(best));
+        assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old"));
     }
-    make_folder(run, "step_00000002");
-    assert_stops(1, "step_00000002': Directory not empty", save_step_2, (void *)run);
-    assert_true(exists(run, "step_00000002/junk"));
-    assert_false(exists(run, "step_00000002.tmp") || exists(run, "step_00000002.old"));
+    assert_true(exists(folder, "before"));         // where the link led
+    write_text(joined(best, "state.json"), "{}");  // as of a step
+    for (int i = 0; i < 2; i++) {
+        write_text(joined(best, "mine"), "");
+        assert_stops(1, "best': Directory not empty; the checkpoints before it are whole: move that folder, then",
+                     save_best, (void *)run);
+        assert_true(exists(best, "mine"));
+        unlink(joined(best, "state.json"));
+    }
+    assert_false(exists(run, "best.tmp") || exists(run, "best.old"));
 }
 
 static void check_to_resume(void *folder) { checkpoint_check((const char *)folder, "RUN", true); }

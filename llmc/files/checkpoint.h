@@ -7,9 +7,9 @@ A checkpoint is a folder RUN/step_00000100 with
   manifest.json                     the size and the CRC32C of each file (manifest.h)
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
 (llmc/run/evaluations.h).
-A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. A checkpoint that is
-replaced is step_00000100.old until the new one has its name. All ranks write to a checkpoint and read from it, so RUN
-must be one folder that every rank sees.
+A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. RUN/best is best.old
+until the next one has its name. All ranks write to a checkpoint and read from it, so RUN must be one folder that every
+rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,
@@ -22,6 +22,7 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
 #include "llmc/files/manifest.h"
 #include "llmc/files/model_state.h"
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -133,32 +134,28 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// whether a name is that of a checkpoint, followed by `suffix`
-static inline bool is_checkpoint_name(const char *name, const char *suffix) {
-    bool best = strncmp(name, "best", 4) == 0 && strcmp(name + 4, suffix) == 0;
-    return best || checkpoint_step(name, suffix) >= 0;
-}
-
 static inline bool is_folder(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back a checkpoint whose
+// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back RUN/best, whose
 // replacement was killed between two renames. best_a and best_b are of older versions, in which `best` was a link.
 static inline void remove_unfinished(const char *run_dir) {
+    char path[PATH_LENGTH], best[PATH_LENGTH], json[PATH_LENGTH];
+    format_path(best, "%s/best", run_dir);
+    format_path(path, "%s/best.old", run_dir);
+    if (access(best, F_OK) == 0 || rename(path, best) != 0) { remove_folder(path); }
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        char path[PATH_LENGTH], replaced[PATH_LENGTH], best[PATH_LENGTH];
         const char *name = entry->d_name;
         format_path(path, "%s/%s", run_dir, name);
-        format_path(best, "%s/best", run_dir);
-        bool old_best = (strcmp(name, "best_a") == 0 || strcmp(name, "best_b") == 0) && is_folder(best);
-        if (strncmp(name, "mark_", 5) == 0 && strstr(name, ".tmp")) { unlink(path); }
-        if (is_checkpoint_name(name, ".tmp") || old_best) { remove_folder(path); }
-        if (!is_checkpoint_name(name, ".old")) { continue; }
-        format_path(replaced, "%.*s", (int)(strlen(path) - strlen(".old")), path);
-        if (access(replaced, F_OK) == 0 || rename(path, replaced) != 0) { remove_folder(path); }
+        format_path(json, "%s/best.json", path);
+        bool old_best = fnmatch("best_[ab]", name, 0) == 0 && access(json, F_OK) == 0 && is_folder(best);
+        bool unfinished = checkpoint_step(name, ".tmp") >= 0 || strcmp(name, "best.tmp") == 0 ||
+                          fnmatch("best_[ab].tmp", name, 0) == 0;
+        if (fnmatch("mark_*.tmp", name, 0) == 0) { unlink(path); }
+        if (unfinished || old_best) { remove_folder(path); }
     }
     if (dir) { closedir(dir); }
 }
@@ -174,6 +171,7 @@ static inline const char *save_advice(int error) {
     case EACCES:
     case EPERM:
     case EROFS: return "make -o one folder that all ranks see and may write";
+    case ENOTEMPTY: return "move that folder";
     default: return "fix that";
     }
 }
@@ -364,14 +362,25 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     return agree_on_error(error, s->world, failed_rank);
 }
 
-// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing one is FOLDER.old meanwhile, and comes back
-// after a failure. Returns 0 or an errno.
+// Whether RUN/best is of --keep-best: its state.json has "val_loss" or is damaged. In older versions it is a link, and
+// in a copy of their runs a folder with best.json.
+static inline bool is_best(const char *folder) {
+    char path[PATH_LENGTH], target;
+    format_path(path, "%s/best.json", folder);
+    if (readlink(folder, &target, 1) >= 0 || access(path, F_OK) == 0) { return true; }
+    format_path(path, "%s/state.json", folder);
+    cJSON *state = try_read_json(path);
+    bool kept = state ? cJSON_HasObjectItem(state, "val_loss") : access(path, F_OK) == 0;
+    cJSON_Delete(state);
+    return kept;
+}
+
+// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old meanwhile, and comes
+// back after a failure. Returns 0 or an errno.
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
-    char old[PATH_LENGTH], state[PATH_LENGTH], target;
-    format_path(old, "%s.old", folder);
-    format_path(state, "%s/state.json", folder);
-    bool is_ours = access(state, F_OK) == 0 || readlink(folder, &target, 1) >= 0;  // a link: of an older version
-    bool replaces = is_ours && rename(folder, old) == 0;
+    char old[PATH_LENGTH];
+    format_path(old, "%s/best.old", run_dir);
+    bool replaces = has_ending(folder, "/best") && is_best(folder) && rename(folder, old) == 0;
     int error = rename(aside, folder) == 0 ? 0 : errno;
     if (!error) {
         error = sync_folder(run_dir);
