@@ -1140,9 +1140,13 @@ static void stop_skipping(const Run *run) {
     if (run->saved > 0) {
         snprintf(saved, sizeof saved, "the last checkpoint is '%s/step_%08lld'", run->args->run_dir, run->saved);
     }
-    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; find the operation with --nan-check 1, "
-              "lower -l or give a longer -u",
-              run->outliers.skipped, run->step, run->reports[(run->step - 1) % 2].skipped, saved);
+    const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
+    if (run->outliers.skipped == run->log.steps_seen) {
+        advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are not "
+                 "finite, move the checkpoints with them out of -o and resume, or give other weights with -e";
+    }
+    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; %s", run->outliers.skipped, run->step,
+              run->reports[(run->step - 1) % 2].skipped, saved, advice);
 }
 
 // ---- from flags to a run that can take steps

@@ -68,6 +68,13 @@ report "20 skipped updates in a row end the run, with a whole checkpoint of the 
     [ "$(grep -c '"loss":null.*"skipped":"loss is not finite"}$' ended/metrics.jsonl)" -eq 20 ] ||
         echo "metrics.jsonl lacks the reasons"
 )"
+report "weights that are not finite: the advice is other weights, also after a resume" "$(
+    says 'no update since the start was good: .* move the checkpoints with them out of -o and resume, or give other'
+    run 1 1 "${train[@]}" -o ended -y 1 -x 50
+    says "the last at step 40: .*'ended/step_00000040'; no update since the start was good: "
+    run 1 1 "${train[@]}" -e l3h3c24 -l 1000 -c 1000 -x 60 # the first steps are good
+    says 'find the operation with --nan-check 1, lower -l or give a longer -u$'
+)"
 report "a norm that is not finite skips the update, though the loss is finite" "$(
     run 1 1 "${train[@]}" -e steep -x 30 -o steep_run
     says 'gradient norm is not finite; no checkpoint was saved, since -n is not given'
