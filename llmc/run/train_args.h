@@ -225,7 +225,7 @@ static const Flag flag_table[] = {
 
     FLAG_HEADING("Memory"),
     {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB",
-     "choose -r, -z, -om, -w and --offload that fit in GIB, or in free memory", NOT_RESUMED},
+     "choose -r, -z, -om and --offload that fit in GIB, or in free memory", NOT_RESUMED},
     {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL",
      "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)"},
     {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "N",
