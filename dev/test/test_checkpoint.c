@@ -917,8 +917,8 @@ static void save_best(void *run) {
     free_model(&s);
 }
 
-// RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so does
-// a copy of a checkpoint.
+// RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so
+// does a copy of a checkpoint.
 static void test_replaced(void **state) {
     (void)state;
     const char *run = new_run("twice"), *folder = save_step(run, 1, "");

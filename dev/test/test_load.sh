@@ -102,7 +102,8 @@ mkdir pickled unfinished && echo PK >pickled/pytorch_model.bin && cp model.bin u
 head -c -4 model.bin >short.bin
 printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
 printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
-refused "an index without one of its files" "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
+refused "an index without one of its files" \
+    "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
 refused "an index that names another file" "and that file has no such tensor" -e lacking -t 16
 refused "another architecture" "describes a model of type llama, expected gpt2" -e llama -t 16
 refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16

@@ -110,8 +110,9 @@ report "the output folder and the folder of the ranks in config.json are not use
     victim
     rm -rf run
     trains "${tiny[@]}" -o run -n 1 -x 1
-    sed -i 's|"output":[^,]*|"output": "victim"|; s|"shared-folder":[^,]*|"shared-folder": "victim/file"|' run/config.json
-    [ "$(grep -c '"victim[a-z/]*",*$' run/config.json)" -eq 2 ] || echo "config.json was not changed: nothing was tested"
+    sed -i 's|"output":[^,]*|"output": "victim"|; s|"shared-folder":[^,]*|"shared-folder": "victim/file"|' \
+        run/config.json
+    [ "$(grep -c '"victim[a-z/]*",*$' run/config.json)" -eq 2 ] || echo "config.json has not changed: no test"
     trains -o run -y 1 -x 2
     unharmed
     ! grep -v '^note ' "$out" | grep victim || echo "a path of config.json is a flag of the run" # the banner lists all
