@@ -736,7 +736,7 @@ faults_unreadable() {
         report "$file cannot be opened (EACCES): -y 1 exits 2, and renames nothing" "$(
             FAIL_CALLS='open' FAIL_MORE=1000 struck 2 EACCES 1 step_00000004/$file "${small[@]}" -o victim -y 1
             one_sentence
-            says "$err" "checkpoint 'victim/step_00000004' cannot be checked: $file could not be read: Permission denied"
+            says "$err" "checkpoint 'victim/step_00000004' cannot be checked: $file could not be read: Permission"
             ! grep -q 'mv victim' "$err" || echo "the error discards the checkpoint"
             [ "$(holds victim)" = "step_00000002 step_00000004" ] || echo "found $(holds victim)"
             run 0 "${small[@]}" -o victim -y 1

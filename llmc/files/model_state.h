@@ -86,7 +86,7 @@ static inline void move_elements(const StoredTensor *t, size_t first, unsigned c
     } else if (t->scales) {
         safetensors_read(&t->file->file, t->tensor, first, host, count);
     } else {
-        safetensors_read_real(&t->file->file, t->tensor, first, (real *)host, count);
+        safetensors_read_real(&t->file->file, t->tensor, first, (real *)(void *)host, count);
     }
 }
 
