@@ -1190,7 +1190,7 @@ inputs_of_ranks() {
             ranks 2 "${layout[@]}"
         was_struck
         sentences 1
-        says "$err" "checkpoint 'victim/step_00000004' is damaged: model.safetensors could not be read"
+        says "$err" "checkpoint 'victim/step_00000004' cannot be checked: model.safetensors could not be read"
         [ "$(holds victim)" = "step_00000002 step_00000004" ] || echo "found $(holds victim)"
         ranks_resume dp2
     )"
