@@ -31,7 +31,7 @@ nothing.
 #include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"             // Zero: -z, --offload
 #include "llmc/parallel/update.h"           // Update: AdamW piece by piece
-#include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
+#include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; row_parallel_forward
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
@@ -75,8 +75,8 @@ typedef union {
     Gradient at[LAYER_PARAMS];
 } BlockGrads;
 
-// The activations that the forward saves for the backward. What -r recomputes is NULL here, or shares its memory with
-// other blocks. With -tp "/ t" is this rank's rows.
+// The activations that the forward saves for the backward. A tensor that -r recomputes is NULL, or shares its memory
+// with other blocks. With -tp "/ t" is this rank's rows.
 typedef struct {
     floatX *input;                                    // (N / t,C) residual3 of the block before, or the embeddings
     floatX *ln1, *ln2;                                // (N / t,C), at -ra 0 the rows of all ranks; or NULL
@@ -1198,7 +1198,7 @@ static void open_run_dir(Run *run) {
     run->saved = run->step;
 }
 
-// What the user asked: the device, the ranks, and a run directory that no other run uses.
+// Phase 1, the flags alone: device, ranks, and a run directory that no other run uses.
 static void open_place(Run *run, TrainArgs *a) {
     const char *note;
     run->backend = backend_choose((DeviceChoice)a->device, true, &note);
@@ -1211,8 +1211,8 @@ static void open_place(Run *run, TrainArgs *a) {
     choose_matmul_inputs(a, run->backend, run->groups.world);
 }
 
-// What the data and the checkpoint say: the shape and weights of the model, the tokenizer, the step and the place in
-// the data, the number of steps.
+// Phase 2, the data and the checkpoint: the model's shape and weights, the tokenizer, the number of steps, and the step
+// and the place in the data to resume from.
 static ModelSource open_data(Run *run, TrainArgs *a) {
     RunText *text = &run->text;
     data_open(&run->data, a);
@@ -1232,7 +1232,7 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     return source;
 }
 
-// What fits: --fit and -r auto choose flags of memory. Stops if the disk or the memory is too small.
+// Phase 3, the memory: --fit and -r auto choose flags that fit. Stops if disk or memory is too small.
 static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c) {
     Comm *world = run->groups.world;
     char chosen[FLAG_TEXT];
@@ -1244,6 +1244,7 @@ static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c
     return options;
 }
 
+// Phase 4
 static void build(Run *run, ModelSource *source, ModelOptions options) {
     const TrainArgs *a = run->args;
     const GPT2Config *c = &source->config;

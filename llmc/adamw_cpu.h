@@ -92,41 +92,29 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
     }
 }
 
-static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const real *m,
-                                 const uint16_t *random_bits) {
-    uint8_t *codes = (uint8_t *)state->m + i;
+// m, v (n) to 8 bits
+static inline void tile_encode(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
+                               const uint16_t *m_bits, const uint16_t *v_bits) {
+    uint8_t *m_codes = (uint8_t *)state->m + i, *v_codes = (uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        state->m_scales[(i + block) / MOMENT_BLOCK] =
-            m_encode_block(codes + block, m + block, block_end(block, n) - block, random_bits + block);
-    }
-}
-
-static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const real *v,
-                                 const uint16_t *random_bits) {
-    uint8_t *codes = (uint8_t *)state->v + i;
-    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        state->v_scales[(i + block) / MOMENT_BLOCK] =
-            v_encode_block(codes + block, v + block, block_end(block, n) - block, random_bits + block);
+        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
+        state->m_scales[scale] = m_encode_block(m_codes + block, m + block, count, m_bits + block);
+        state->v_scales[scale] = v_encode_block(v_codes + block, v + block, count, v_bits + block);
     }
 }
 
 // m, v (n) to their storage type; real moments were updated in place
 static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
                                       const UpdateRange *range, AdamWScales s) {
-    uint16_t random_bits[ADAMW_TILE];
+    uint16_t m_bits[ADAMW_TILE], v_bits[ADAMW_TILE];
     if (state->moments == DT_REAL) { return; }
-    bool bytes = state->moments == DT_U8;
-    tile_random_bits(random_bits, ROUND_M, i, n, range, s);
-    if (bytes) {
-        tile_encode_m(state, i, n, m, random_bits);
+    tile_random_bits(m_bits, ROUND_M, i, n, range, s);
+    tile_random_bits(v_bits, ROUND_V, i, n, range, s);
+    if (state->moments == DT_U8) {
+        tile_encode(state, i, n, m, v, m_bits, v_bits);
     } else {
-        tile_round((bf16 *)state->m + i, m, random_bits, n);
-    }
-    tile_random_bits(random_bits, ROUND_V, i, n, range, s);
-    if (bytes) {
-        tile_encode_v(state, i, n, v, random_bits);
-    } else {
-        tile_round((bf16 *)state->v + i, v, random_bits, n);
+        tile_round((bf16 *)state->m + i, m, m_bits, n);
+        tile_round((bf16 *)state->v + i, v, v_bits, n);
     }
 }
 

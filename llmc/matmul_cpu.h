@@ -28,14 +28,16 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
     }
 }
 
-static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
+// out (N,OC) = in weight^T + bias + residual;  gelu (N,OC) = gelu(out), unless gelu is NULL
+static inline void matmul_rows(floatX *out, floatX *gelu, const floatX *in, const floatX *weight, const floatX *bias,
+                               const floatX *residual, int N, int C, int OC, const Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matmul p = {.c = operand(pre, oc),
+    Matmul p = {.c = operand(out, oc),
                 .a = operand(in, c),
                 .b = transposed(operand(weight, c)),
                 .bias = bias,
-                .gelu = out,
+                .residual = residual,
+                .gelu = gelu,
                 .bf16_inputs = ex->bf16_inputs,
                 .M = n,
                 .N = oc,
@@ -44,24 +46,18 @@ static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const float
     gemm(&p);
 }
 
+static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
+                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
+    matmul_rows(pre, out, in, weight, bias, NULL, N, C, OC, ex);
+}
+
 static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                       const floatX *residual, int N, int C, int OC, Exec *ex) {
     if (N == 1) {
         matmul_row(out, in, weight, bias, residual, C, OC);
-        return;
+    } else {
+        matmul_rows(out, NULL, in, weight, bias, residual, N, C, OC, ex);
     }
-    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matmul p = {.c = operand(out, oc),
-                .a = operand(in, c),
-                .b = transposed(operand(weight, c)),
-                .bias = bias,
-                .residual = residual,
-                .bf16_inputs = ex->bf16_inputs,
-                .M = n,
-                .N = oc,
-                .K = c};
-#pragma omp parallel
-    gemm(&p);
 }
 
 enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers

@@ -169,7 +169,7 @@ case_of "a smaller GPU trains a smaller batch, and 1558M not in PyTorch" 'MEMORY
 case_of "losses further apart than 0.01 are a no-go" 'OFF=0.02 check 1 rest; has "^no-go: the curves FAILED"'
 case_of "different bits are a no-go" 'NOISE=1 check 1 speed; has "^no-go: same bits twice FAILED: exit status 1"'
 
-# what `first` refuses; it leaves no go behind
+# errors of `first`; none of them leaves a go behind
 refuses() { case_of "$1" "$2 check 1 first; has '^no-go: .*$3'; [ ! -e '$here/build/gpu/go' ] || echo 'a go is left'"; }
 refuses "a row that is off by too much" OFF_ROW=classifier 'test_ops FAILED: exit status 1'
 has 'is off by 0.00512, at most 0.0039' >"$folder/said"

@@ -15,7 +15,7 @@ enum { TILE_M = 8 };  // 16 sums in 32 registers
 enum { TILE_M = 4 };  // 8 sums in 16 registers
 #endif
 enum { TILE_N = 2 * (int)VECTOR_LANES };
-static_assert((int)TILE_N % (int)TILE_M == 0, "attention.h divides TILE_N queries into whole tiles of TILE_M rows");
+static_assert((int)TILE_N % (int)TILE_M == 0, "attention_cpu.h divides TILE_N queries into whole tiles of TILE_M rows");
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 

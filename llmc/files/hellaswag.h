@@ -111,7 +111,7 @@ static inline void hellaswag_print_cut(const HellaSwag *set, const char *before)
 
 // ---- llm.c's .bin
 
-// What follows the header of the file, *bytes of it; the caller frees it. *examples: their number by the header.
+// The file without its header, *bytes long; the caller frees it. *examples: their number by the header.
 static inline uint16_t *hellaswag_load_bin(const HellaSwag *set, size_t *bytes, int *examples) {
     int32_t header[HELLASWAG_HEADER_INTS];
     struct stat info;

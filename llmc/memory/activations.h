@@ -55,7 +55,7 @@ typedef enum { ALL_ROWS, OWN_ROWS } RowSplit;
 enum { RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORMS, RECOMPUTE_UP_PROJECTION, RECOMPUTE_BLOCK, FORWARD_ONLY, ALWAYS_SAVED };
 
 // where a recomputed tensor is: in slots, or in one of two scratch buffers
-typedef enum { IN_SLOTS, IN_NORMED, IN_WIDE } Home;
+typedef enum { IN_SLOTS, IN_NORM_SCRATCH, IN_MLP_SCRATCH } Home;
 
 typedef struct {
     const char *name;
@@ -69,18 +69,18 @@ typedef struct {
 
 static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
     {"encoded", WIDTH_C, OWN_ROWS, false, false, ALWAYS_SAVED, IN_SLOTS},
-    {"ln1", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORMED},
+    {"ln1", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORM_SCRATCH},
     {"ln1_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"ln1_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"qkv", WIDTH_QKV, ALL_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"atty", WIDTH_ATTENTION, ALL_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"lse", WIDTH_HEADS, ALL_ROWS, true, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"residual2", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
-    {"ln2", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORMED},
+    {"ln2", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORM_SCRATCH},
     {"ln2_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"ln2_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"fch", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_UP_PROJECTION, IN_SLOTS},
-    {"fch_gelu", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_GELU, IN_WIDE},
+    {"fch_gelu", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_GELU, IN_MLP_SCRATCH},
     {"residual3", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},  // a segment's last one is saved
     {"lnf_mean", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
     {"lnf_rstd", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},

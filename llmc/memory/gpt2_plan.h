@@ -78,8 +78,9 @@ typedef struct {
     // ---- saved
     int *tokens, *targets;               // (B,T)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
-    // ---- scratch mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu
-    // (B,T,units), which dfch overwrites. At -r 0, dfch overwrites the saved fch_gelu.
+    // ---- scratch
+    // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units),
+    // which dfch overwrites. At -r 0, dfch overwrites the saved fch_gelu.
     floatX *mlp_scratch;
     floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
     floatX *hidden_scratch;     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks

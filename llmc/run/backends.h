@@ -145,7 +145,7 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
-// Without a GPU, --plan assumes an H100, as cuda_backend's rates do.
+// Without a GPU, --plan assumes an H100.
 static inline int cuda_backend_capability(void) {
     const char *why;
     return cuda_device_count(&why) > 0 ? cuda_capability() : 90;
