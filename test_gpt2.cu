@@ -2029,10 +2029,10 @@ static void test_heads_cannot_be_guessed(void **state) {
 }
 
 int main(void) {
-    const char *device = getenv("TEST_DEVICE"), *note;
+    const char *device = getenv("TEST_DEVICE");
     setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
     setenv("TRAIN_GPT2_SELF_CHECK", "", 1);  // no self-check at the start of each run
-    backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true, &note);
+    backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_ten_steps),

@@ -1200,8 +1200,7 @@ static void open_run_dir(Run *run) {
 
 // Phase 1, the flags alone: device, ranks, and a run directory that no other run uses.
 static void open_place(Run *run, TrainArgs *a) {
-    const char *note;
-    run->backend = backend_choose((DeviceChoice)a->device, true, &note);
+    run->backend = backend_choose((DeviceChoice)a->device, true);
     run->groups = open_groups(a, run->backend->device, run->host);
     if (writes_files(run)) {
         check_run_dir(a);
@@ -1291,14 +1290,12 @@ static void run_close(Run *run) {
 static void print_banner(const Run *run) {
     const TrainArgs *a = run->args;
     const GPT2 *m = &run->model;
-    const char *note;  // why a CUDA build runs on the CPU
-    backend_choose((DeviceChoice)a->device, true, &note);
     char chosen[FLAG_TEXT];
     choose_options(chosen, a, &m->config, run->backend, run->groups.world);
     flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
     if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
-    print_machine_lines(a, &m->config, &m->options, run->groups.world, note);
+    print_machine_lines(a, &m->config, &m->options, run->groups.world, why_no_gpu((DeviceChoice)a->device));
     print_notes(a, &m->config, &run->data, run->step);
 }
 
@@ -1355,8 +1352,7 @@ static void train(TrainArgs *a, Comm *host) {
 // Builds the trained model of -e for --generate and --eval, whose results alone go to stdout.
 static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
     const GPT2Config *c = &source->config;
-    const char *note;
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
     print_offload_note(stderr, a, backend);
@@ -1421,8 +1417,7 @@ int main(int argc, char **argv) {
     } else if (args.version) {
         print_version();
     } else if (args.self_check) {
-        const char *note;
-        const Backend *backend = backend_choose((DeviceChoice)args.device, true, &note);
+        const Backend *backend = backend_choose((DeviceChoice)args.device, true);
         if (host->rank == 0) { status = self_check_print(backend); }
     } else {
         args_check(&args);

@@ -73,4 +73,4 @@ bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 
-.PHONY: long-run bench-saves bench-tokenizer bench predict bench-remat bench-states bench-comm bench-cpu
+.PHONY: long-run bench-tokenizer bench predict bench-remat bench-states bench-comm bench-cpu

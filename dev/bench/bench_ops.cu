@@ -636,11 +636,11 @@ static void bench_operations(Bench *b) {
 
 int main(int argc, char **argv) {
     Bench b;
-    const char *note;
     int chosen = 0;
     memset(&b, 0, sizeof b);
     flags_parse(flags, NUM_FLAGS, &b.options, argc, argv);
-    b.backend = backend_choose((DeviceChoice)b.options.device, true, &note);
+    b.backend = backend_choose((DeviceChoice)b.options.device, true);
+    const char *note = why_no_gpu((DeviceChoice)b.options.device);
     if (*note) { fprintf(stderr, "bench_ops: on the CPU, since %s\n", note); }
     for (int i = 0; i < NUM_OP_CASES; i++) { chosen += op_chosen(&b, &op_cases[i]); }
     if (!chosen) { input_error("-o %s: no operation has that in its name", b.options.only); }

@@ -54,13 +54,12 @@ static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
 // Returns the median milliseconds of an update. *mib: saved activations and scratch.
 static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *level, const int *tokens, double *mib) {
     static double ms[MOST_RUNS];
-    const char *note;
     TrainArgs args = *a;
     args.recompute = level->level;
     args.recompute_every = level->every;
     args.recompute_layers = level->half ? c->num_layers / 2 : -1;
     GPT2 m;
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     Comm *alone = comm_single(backend->device);
     Groups groups = {alone, alone, alone};
     gpt2_build(&m, *c, model_options(&args, c, backend), groups);

@@ -667,15 +667,13 @@ static void test_advice_names_offload(void **state) {
 #endif
 
 static void choose_backend(void *choice) {
-    const char *note;
     simt::settings().capability = DT_FLOATX == DT_BF16 ? 75 : 70;
-    backend_choose(*static_cast<const DeviceChoice *>(choice), true, &note);
+    backend_choose(*static_cast<const DeviceChoice *>(choice), true);
 }
 
 // a GPU that this build has no kernels for: refused, unless the run is on the CPU or only plans
 static void test_gpu_is_too_old(void **state) {
     (void)state;
-    const char *note;
     DeviceChoice choice = DEVICE_AUTO;
     const char *sentence =
         DT_FLOATX == DT_BF16 ? "capability 7.5, and this bf16 build needs 8.0; build with make PRECISION=fp32, or give"
@@ -685,10 +683,10 @@ static void test_gpu_is_too_old(void **state) {
     assert_stops(2, "give --device cpu", choose_backend, &choice);
     simt::Settings before = simt::settings();
     simt::settings().capability = 70;
-    assert_ptr_equal(backend_choose(DEVICE_CPU, true, &note), &cpu_backend);
-    assert_ptr_equal(backend_choose(DEVICE_AUTO, false, &note), &cuda_backend);
+    assert_ptr_equal(backend_choose(DEVICE_CPU, true), &cpu_backend);
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, false), &cuda_backend);
     simt::settings() = before;
-    assert_ptr_equal(backend_choose(DEVICE_AUTO, true, &note), &cuda_backend);
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, true), &cuda_backend);
 }
 
 int main(void) {

@@ -1,7 +1,7 @@
 /*
 The backends, and the choice between them: CPU, CUDA, and the textbook implementations on the CPU.
-defines: CPU_LEVEL, cpu_backend, reference_backend, is_gpu, cuda_backend, cuda_gpu (in builds with CUDA),
-         DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN, backend_choose, is_on_this_machine, autotune_cache_path,
+defines: CPU_LEVEL, cpu_backend, reference_backend, is_gpu, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice,
+         DEVICE_CHOICES, DEVICES_BUILT_IN, why_no_gpu, backend_choose, is_on_this_machine, autotune_cache_path,
          backend_share_autotune_cache
 */
 #pragma once
@@ -204,7 +204,7 @@ static const Backend cuda_backend = {
 #endif
 
 #ifdef HAVE_CUDA
-static inline void broadcast_bytes(void *bytes, size_t count, void *world) {
+static inline void share_bytes(void *bytes, size_t count, void *world) {
     comm_broadcast_host(bytes, count, 0, static_cast<Comm *>(world));
 }
 #endif
@@ -212,9 +212,7 @@ static inline void broadcast_bytes(void *bytes, size_t count, void *world) {
 // All ranks use rank 0's cuBLASLt algorithms. They run the same matmuls in the same order.
 static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 #ifdef HAVE_CUDA
-    if (ex->cuda && world->size > 1) {
-        cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, broadcast_bytes, world);
-    }
+    if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, share_bytes, world); }
 #endif
     (void)ex, (void)world;
 }
@@ -227,10 +225,18 @@ typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA, DEVICE_REFERENCE } DeviceCh
 #define DEVICES_BUILT_IN "cpu"
 #endif
 
-// The backend that --device asks for. *note: the reason for the CPU in a CUDA build, else "". here: the backend runs on
-// this machine; false for --plan.
-static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
-    *note = "";
+// why --device auto of a CUDA build is the CPU, or ""
+static inline const char *why_no_gpu(DeviceChoice choice) {
+    const char *why = "";
+#ifdef HAVE_CUDA
+    if (choice == DEVICE_AUTO && cuda_device_count(&why) > 0) { why = ""; }
+#endif
+    (void)choice;
+    return why;
+}
+
+// The backend that --device asks for. here: it runs on this machine; false for --plan.
+static inline const Backend *backend_choose(DeviceChoice choice, bool here) {
     if (choice == DEVICE_REFERENCE) { return &reference_backend; }
 #ifdef HAVE_CUDA
     const char *why = "";
@@ -243,7 +249,6 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
     if (choice == DEVICE_CUDA) {
         input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
     }
-    *note = why;
 #else
     if (choice == DEVICE_CUDA) {
         input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc; or "
@@ -256,6 +261,5 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
 
 // false: a backend that --plan takes, without a GPU here
 static inline bool is_on_this_machine(const Backend *backend) {
-    const char *note;
-    return !is_gpu(backend) || backend == backend_choose(DEVICE_AUTO, true, &note);
+    return !is_gpu(backend) || backend == backend_choose(DEVICE_AUTO, true);
 }

@@ -80,8 +80,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (source.has_weights) { model_close(&source.weights); }
     default_length(a, c);
     if (!a->generate) { check_length(a, c); }
-    const char *note;
-    const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
+    const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     bool json = strcmp(a->plan, "json") == 0;
     print_offload_note(json ? stderr : stdout, a, backend);
     ModelOptions options = planned_options(json ? stderr : stdout, a, c, backend, host);
