@@ -22,17 +22,17 @@ nothing.
 */
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
 #include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
-#include "llmc/params.h"                    // GPT2Config, ParamId, param_specs
+#include "llmc/shapes/params.h"                    // GPT2Config, ParamId, param_specs
 #include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
-#include "llmc/memory/activations.h"        // ActivationId, activation_slot: saved or recomputed
+#include "llmc/shapes/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/memory/block_inputs.h"       // BlockInputs: --offload 4
 #include "llmc/memory/flops.h"              // model_flops_per_token, for MFU
-#include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
+#include "llmc/shapes/layout.h"           // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"             // Zero: -z, --offload
 #include "llmc/parallel/update.h"           // Update: AdamW piece by piece
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; row_parallel_forward
-#include "llmc/files/checkpoint.h"          // ModelState, checkpoint_load
+#include "llmc/checkpoint/checkpoint.h"          // ModelState, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning

@@ -5,7 +5,7 @@ defines: Backend
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/ops.h"
-#include "llmc/parallel/slices.h"
+#include "llmc/shapes/slices.h"
 
 typedef struct {
     const Ops *ops;

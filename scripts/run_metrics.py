@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-# layers and channels of the models that -e names, for a run without a checkpoint (llmc/params.h)
+# layers and channels of the models that -e names, for a run without a checkpoint (llmc/shapes/params.h)
 SHAPES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600), "gpt3:c768": (12, 768),
           "gpt3:c1024": (24, 1024), "gpt3:c1536": (24, 1536), "gpt3:c2048": (24, 2048)}
 

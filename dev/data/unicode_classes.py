@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Writes llmc/files/unicode_classes.h: which code points are letters, numbers and white space to GPT-2's pre-tokenizer.
+"""Writes llmc/data/unicode_classes.h: which code points are letters, numbers and white space to GPT-2's pre-tokenizer.
 
-    /usr/bin/python3 dev/data/unicode_classes.py > llmc/files/unicode_classes.h
+    /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h
 
 Tests every code point with the `regex` module (Debian: python3-regex), which GPT-2 used: 806 ranges, 1 s.
 """
@@ -13,7 +13,7 @@ SURROGATES = range(0xD800, 0xE000)  # never in valid UTF-8
 HEADER = """\
 /*
 Unicode's letters, numbers and white space. Generated: do not edit.
-  /usr/bin/python3 dev/data/unicode_classes.py > llmc/files/unicode_classes.h     (python3-regex %s, Unicode 15)
+  /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h     (python3-regex %s, Unicode 15)
 defines: UnicodeClass, unicode_class
 */
 #pragma once

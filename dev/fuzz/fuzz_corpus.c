@@ -1,6 +1,6 @@
 // Fuzzes a corpus: JSON lines with a field, or text, whose pieces follow each other to its end.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/corpus.h"
+#include "llmc/data/corpus.h"
 
 // the document of a piece; stops as --tokenize does
 static void read_document(CorpusPiece *piece) {

@@ -1,6 +1,6 @@
 // Fuzzes examples to fine-tune on, conversations among them, and their packing into sequences.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/examples.h"
+#include "llmc/data/examples.h"
 
 enum { EXAMPLES_T = 32 };
 

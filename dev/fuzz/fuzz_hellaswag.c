@@ -1,6 +1,6 @@
 // Fuzzes HellaSwag: llm.c's binary format, the published JSON lines in both forms, and the cleaning of texts.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/hellaswag.h"
+#include "llmc/data/hellaswag.h"
 
 enum { HELLASWAG_T = 64 };
 

@@ -1,6 +1,6 @@
 // Fuzzes llm.c's model files.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/model_file.h"
+#include "llmc/checkpoint/model_file.h"
 
 static void read_llmc(FuzzBytes input) {
     const char *path = fuzz_write(fuzz_choice(&input, 2) == 0 ? "model.bin" : "model", input);

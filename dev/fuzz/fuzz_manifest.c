@@ -32,7 +32,7 @@ static int fuzz_open(const char *path, int flags, ...) {
 }
 
 #define open(...) fuzz_open(__VA_ARGS__)
-#include "llmc/files/manifest.h"
+#include "llmc/checkpoint/manifest.h"
 #undef open
 
 static const char *const fuzz_names[] = {"a.bin", "b.txt"};

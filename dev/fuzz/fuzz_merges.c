@@ -1,7 +1,7 @@
 // Fuzzes the files of a tokenizer: vocab.bpe and merges.txt, and llm.c's gpt2_tokenizer.bin. A text that follows the
 // file is encoded and decoded with the tokenizer.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/tokenizer_files.h"
 
 // the tokens of a text decode to the text
 static void check_round_trip(const Tokenizer *t, FuzzBytes text) {

@@ -1,7 +1,7 @@
 // Fuzzes a model in Hugging Face's files: config.json, then model.safetensors; or an index, then config.json and two
 // files of tensors. An empty config.json is missing.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/model_file.h"
+#include "llmc/checkpoint/model_file.h"
 
 static void write_config(FuzzBytes part) {
     const char *path = fuzz_write("config.json", part);

@@ -1,6 +1,6 @@
 // Fuzzes .safetensors: the header, and reading every byte and every number of the tensors.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/safetensors.h"
+#include "llmc/checkpoint/safetensors.h"
 
 static void read_tensor(const SafeTensors *st, const SafeTensor *t) {
     size_t bytes = (size_t)(t->end - t->begin), size = t->dtype == NUM_DTYPES ? 0 : dtype_size(t->dtype);

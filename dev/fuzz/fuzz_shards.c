@@ -1,7 +1,7 @@
 // Fuzzes token shards and text to train on, with the loader that reads them in a thread.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/dataloader.h"
-#include "llmc/files/file_kind.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/common/file_kind.h"
 
 // A stopped reader leaves the loader open, so the loader is no local variable.
 static DataLoader *fuzzed_loader(void) {

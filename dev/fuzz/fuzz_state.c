@@ -1,7 +1,7 @@
 // Fuzzes the files of a run that a resumed run reads: state.json with the outlier detectors, config.json with the
 // flags, metrics.jsonl. The data that state.json speaks of is fixed: seeds.py knows it too.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/run/data_state.h"
 #include "llmc/run/evaluations.h"
 #include "llmc/run/logger.h"

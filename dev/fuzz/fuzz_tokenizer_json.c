@@ -1,6 +1,6 @@
 // Fuzzes tokenizer.json.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/tokenizer_files.h"
 
 static void read_tokenizer_json(FuzzBytes input) {
     const char *path = fuzz_write("tokenizer.json", input);

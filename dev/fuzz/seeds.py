@@ -2,7 +2,7 @@
 """Writes small valid inputs of every fuzz target:   dev/fuzz/seeds.py FOLDER
 
 The inputs go to FOLDER/TARGET.
-The formats are those of the headers in llmc/files; sizes are the smallest that reach every branch."""
+The formats are those of the headers in llmc/checkpoint and llmc/data; sizes are the smallest that reach every branch."""
 import json
 import struct
 import sys

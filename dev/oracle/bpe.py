@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""GPT-2's tokenizer in plain Python, from its paper and its pattern: the oracle of llmc/files/tokenizer.h.
+"""GPT-2's tokenizer in plain Python, from its paper and its pattern: the oracle of llmc/data/tokenizer.h.
 
     /usr/bin/python3 dev/oracle/bpe.py ../shared/data/vocab.bpe > dev/test/golden/bpe.txt
     head -n 2501 ../shared/data/vocab.bpe > dev/test/golden/gpt2_2500.bpe

@@ -3,7 +3,7 @@ The tensors of a file as one flat block, as tests compare them.
 defines: block_load
 */
 #pragma once
-#include "llmc/files/model_state.h"
+#include "llmc/checkpoint/model_state.h"
 
 // block (param_layout(config).total) = the tensors prefix + name of a file, on the host
 static inline void block_load(const ModelFile *file, const char *prefix, real *block) {

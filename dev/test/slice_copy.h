@@ -3,7 +3,7 @@ Whole tensors and slices in host memory, for tests.
 defines: param_init_tensor, slice_extract, slice_insert
 */
 #pragma once
-#include "llmc/parallel/slices.h"
+#include "llmc/shapes/slices.h"
 
 // out (count) = the initial values of elements [first, first + count) of one tensor (param_used_rows,cols)
 static inline void param_init_tensor(real *out, ParamId id, int layer, size_t first, size_t count, const GPT2Config *c,

@@ -3,8 +3,8 @@ Learning merges: against a plain version that counts every pair anew for each me
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
-#include "llmc/files/bpe_trainer.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/bpe_trainer.h"
+#include "llmc/data/tokenizer_files.h"
 #include <signal.h>
 #include <sys/resource.h>
 

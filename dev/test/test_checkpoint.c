@@ -9,7 +9,7 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
     return got;
 }
 #define pread counted_pread
-#include "llmc/files/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
 #include <sched.h>

@@ -1,8 +1,8 @@
 // corpus.h and shard_writer.h: the ends of documents, pieces of long texts, JSON lines, and shards of any size.
 #include "testing.h"
 #include "llmc/common/rng.h"
-#include "llmc/files/corpus.h"
-#include "llmc/files/shard_writer.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/shard_writer.h"
 
 // ---- the documents of a file, each followed by '|'; a piece that ends no document by '+'
 

@@ -3,7 +3,7 @@ How files are created: their modes under a umask of 0, links in their place, fol
 ~/.cache that are not the user's.
 */
 #include "testing.h"
-#include "llmc/files/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/run/backends.h"
 
 static int mode_of(const char *path) {

@@ -2,7 +2,7 @@
 The data loader: good and bad files, the order of sequences, and resuming from a position alone.
 */
 #include "testing.h"
-#include "llmc/files/dataloader.h"
+#include "llmc/data/dataloader.h"
 
 enum { MAX_TOKENS = 4096 };
 

@@ -3,7 +3,7 @@ Examples of JSON lines: their tokens and targets, what is cut, how they are pack
 and bad lines.
 */
 #include "testing.h"
-#include "llmc/files/dataloader.h"
+#include "llmc/data/dataloader.h"
 #include <ctype.h>
 
 // ---- helpers

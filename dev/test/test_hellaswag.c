@@ -3,7 +3,7 @@ HellaSwag: rows of tokens from llm.c's .bin and from the published .jsonl, damag
 the texts of lm-evaluation-harness.
 */
 #include "testing.h"
-#include "llmc/files/hellaswag.h"
+#include "llmc/data/hellaswag.h"
 
 enum { MAX_WORDS = 4096, VOCABULARY = 1000 };
 

@@ -20,13 +20,13 @@ includes() { printf '#include "%s"\n' "$1" | cc -D_GNU_SOURCE -I. -MM -x c - | t
 report "a memory plan includes no kernel and no communicator" \
     "$(includes llmc/memory/gpt2_plan.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
 
-mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backend|params|ops|cpu_ops|cuda_ops)\.')
+mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backend|ops|cpu_ops|cuda_ops)\.')
 report "an operation includes no communicator, plan, file or flag" \
-    "$(grep -nE '#include "llmc/(parallel|memory|files|run)/' "${operations[@]}")"
+    "$(grep -nE '#include "llmc/(parallel|memory|checkpoint|data|run)/' "${operations[@]}")"
 report "nothing in llmc/ includes dev/ or the trainer, or names the emulator" \
     "$(grep -rnE '#include "[^"]*(dev/|train_gpt2)|simt|SIMT' llmc)"
 report "nothing but run/ knows of flags" \
-    "$(grep -rnE '#include "llmc/run/' llmc/files llmc/parallel llmc/memory llmc/common)"
+    "$(grep -rnE '#include "llmc/run/' llmc/{shapes,memory,parallel,checkpoint,data,common})"
 report "common knows nothing of the rest" \
     "$(grep -rnE '#include "llmc/' llmc/common | grep -vE '"llmc/(common/|ops\.h)')"
 report "includes are written from the root" "$(grep -rnE '#include "' llmc train_gpt2.cu | grep -v '#include "llmc/')"

@@ -1,7 +1,7 @@
 // model_file.h, safetensors_index.h, llmc_file.h and model_writer.h: a model loads to the same bits from every form of
 // file, llm.c's files are written as an independent loop writes them, and bad files are refused in one sentence.
 #include "testing.h"
-#include "llmc/files/model_writer.h"
+#include "llmc/checkpoint/model_writer.h"
 #include "llmc/run/model_source.h"
 #include "dev/test/block_load.h"
 #include <omp.h>

@@ -2,7 +2,7 @@
 #include "testing.h"
 #include "slice_copy.h"
 #include "llmc/adamw.h"
-#include "llmc/parallel/layout.h"
+#include "llmc/shapes/layout.h"
 #include <omp.h>
 
 enum { DATA_VOCAB = 300, DATA_T = 77 };

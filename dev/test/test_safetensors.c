@@ -1,6 +1,6 @@
 // safetensors.h: the bytes of a written file; round trips; every kind of bad file.
 #include "testing.h"
-#include "llmc/files/safetensors.h"
+#include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/rng.h"
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 /* The data files in state.json: which differences are found, and how they are named. */
 #include "dev/test/testing.h"
-#include "llmc/files/shard_list.h"
+#include "llmc/data/shard_list.h"
 
 static TokenFiles open_files(void) {
     char pattern[PATH_LENGTH];

@@ -1,7 +1,7 @@
 // slices.h: every element of every tensor is in the slices of the right ranks, for any t, heads and channels.
 #include "testing.h"
 #include "slice_copy.h"
-#include "llmc/parallel/slices.h"
+#include "llmc/shapes/slices.h"
 
 enum { MOST_RANKS = 8, SEED = 42 };
 

@@ -14,7 +14,7 @@ Buffers     A: the all-gathered input of a matmul; the layernorm writes the rank
 #include "slice_copy.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/common/device.h"
-#include "llmc/parallel/slices.h"
+#include "llmc/shapes/slices.h"
 
 enum { LAYERS = 2, MAX_RANKS = 8, MAX_ARRAYS = 4096, CLASSIFIER_ROWS = 7, GPT2_SEED = 5 };
 static const double TOLERANCE = DT_REAL == DT_F64 ? 1e-12 : 1e-5;

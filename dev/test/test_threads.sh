@@ -108,7 +108,7 @@ without() {
     cp "$3" "$folder/tree/$3"
 }
 report "found: the reader of data without a lock" "$(
-    without 'pthread_mutex_(un)?lock' loader_ask llmc/files/dataloader.h test_dataloader.c
+    without 'pthread_mutex_(un)?lock' loader_ask llmc/data/dataloader.h test_dataloader.c
 )"
 report "found: the watchdog without a lock" "$(
     without 'pthread_mutex_(un)?lock' watch_enter llmc/parallel/comm_watch.h test_comm.c

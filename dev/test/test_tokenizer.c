@@ -4,7 +4,7 @@ first 2500 merges, which are in the tree, and with the whole file if it is at VO
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/tokenizer_files.h"
 
 static const char *const VOCAB = "../shared/data/vocab.bpe";
 static const char *const GOLDEN = "dev/test/golden/bpe.txt";

@@ -6,7 +6,7 @@ of a query and a key. MFU is the share of the GPU's peak that the model's FLOPs 
 defines: attention_flops_per_token, model_flops_per_token
 */
 #pragma once
-#include "llmc/memory/activations.h"
+#include "llmc/shapes/activations.h"
 
 // of one GEMM of all heads over the pairs of a query and a key, in one block
 static inline double attention_flops_per_token(const GPT2Config *c, int T) { return c->channels * (T + 1.0); }

@@ -7,10 +7,10 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
 */
 #pragma once
 #include "llmc/backend.h"
-#include "llmc/memory/activations.h"
+#include "llmc/shapes/activations.h"
 #include "llmc/memory/plan.h"
 #include "llmc/moments.h"
-#include "llmc/parallel/update_pieces.h"
+#include "llmc/shapes/update_pieces.h"
 
 // -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES

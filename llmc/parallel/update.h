@@ -8,7 +8,7 @@ and masters or remainders; from 2 on also gradients, which are not downloaded; f
 defines: Update, update_open, update_close, PieceState, update_acquire, update_release, update_wait
 */
 #pragma once
-#include "llmc/parallel/update_pieces.h"
+#include "llmc/shapes/update_pieces.h"
 #include "llmc/parallel/zero.h"
 
 typedef struct {

@@ -33,7 +33,7 @@ defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param_name, 
 #pragma once
 #include "llmc/ops.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/layout.h"
+#include "llmc/shapes/layout.h"
 
 typedef struct {
     ParamLayout layout;

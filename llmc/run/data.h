@@ -4,9 +4,9 @@ defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data
          data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
-#include "llmc/files/dataloader.h"
-#include "llmc/files/hellaswag.h"
-#include "llmc/files/shard_list.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/hellaswag.h"
+#include "llmc/data/shard_list.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
 

@@ -11,8 +11,8 @@ Rows        Sequences of a micro-batch have the length of the longest one, round
             a sequence are token 0, and their losses are not used.
 */
 #pragma once
-#include "llmc/files/corpus.h"
-#include "llmc/files/hellaswag.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/hellaswag.h"
 #include "llmc/run/data.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/schedule.h"

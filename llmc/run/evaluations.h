@@ -8,7 +8,7 @@ A loss counts as the number that metrics.jsonl has, so that a resumed run compar
 is not finite does not count.
 */
 #pragma once
-#include "llmc/files/json_file.h"
+#include "llmc/common/json_file.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/train_args.h"
 #include <float.h>

@@ -12,9 +12,9 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
           end-of-text token, which is byte 0: a newline would stop every text after one line.
 */
 #pragma once
-#include "llmc/files/gguf.h"
-#include "llmc/files/model_writer.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/checkpoint/gguf.h"
+#include "llmc/checkpoint/model_writer.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
 

@@ -4,7 +4,7 @@ defines: ModelSource, model_source, hash_weights, check_trained, default_length,
 */
 #pragma once
 #include "llmc/common/hash.h"
-#include "llmc/files/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/run/train_args.h"
 
 typedef struct {

@@ -4,7 +4,7 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
          print_changed_flags, print_changed_schedule
 */
 #pragma once
-#include "llmc/files/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/run/train_args.h"
 #include <fnmatch.h>
 #include <sys/file.h>

@@ -4,9 +4,9 @@ defines: RunText, given_tokenizer, folder_beside, find_tokenizer_file, find_toke
          prompt_tokens, print_token
 */
 #pragma once
-#include "llmc/files/checkpoint.h"
-#include "llmc/files/dataloader.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
 #include <glob.h>

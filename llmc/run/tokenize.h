@@ -10,9 +10,9 @@ Tokenizer   OUT_merges.txt, where training on the shards finds it
 Memory      a block and its tokens for each thread, and the window of corpus.h
 */
 #pragma once
-#include "llmc/files/corpus.h"
-#include "llmc/files/shard_writer.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/shard_writer.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/train_args.h"
 #include <omp.h>

@@ -9,7 +9,7 @@ defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HEL
 */
 #pragma once
 #include "llmc/run/backends.h"
-#include "llmc/files/json_file.h"
+#include "llmc/common/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/flags.h"
@@ -18,7 +18,7 @@ defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HEL
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 #define SCHEDULE_CHOICES "cosine linear constant wsd"
 
-// -r: a level of llmc/memory/activations.h, or auto
+// -r: a level of llmc/shapes/activations.h, or auto
 #define RECOMPUTE_CHOICES "0 1 2 3 4 auto"
 enum { RECOMPUTE_AUTO = 5 };
 

@@ -3,9 +3,9 @@
 defines: train_bpe
 */
 #pragma once
-#include "llmc/files/bpe_trainer.h"
-#include "llmc/files/corpus.h"
-#include "llmc/files/tokenizer_files.h"
+#include "llmc/data/bpe_trainer.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/run_dir.h"
 

@@ -26,8 +26,8 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/hash.h"
-#include "llmc/files/file_kind.h"
-#include "llmc/files/unicode_classes.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/data/unicode_classes.h"
 #include <stdbool.h>
 
 enum {

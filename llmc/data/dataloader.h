@@ -26,9 +26,9 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
 #include "llmc/common/create_file.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/rng.h"
-#include "llmc/files/examples.h"
-#include "llmc/files/file_kind.h"
-#include "llmc/params.h"
+#include "llmc/data/examples.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/shapes/params.h"
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>

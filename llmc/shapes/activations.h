@@ -21,7 +21,7 @@ defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activatio
 */
 #pragma once
 #include "llmc/common/check.h"
-#include "llmc/parallel/slices.h"
+#include "llmc/shapes/slices.h"
 #include <limits.h>
 
 typedef enum {

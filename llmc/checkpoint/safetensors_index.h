@@ -7,8 +7,8 @@ The files are in the folder of the index. The index says which file holds a tens
 are ignored, as in transformers.
 */
 #pragma once
-#include "llmc/files/json_file.h"
-#include "llmc/files/safetensors.h"
+#include "llmc/common/json_file.h"
+#include "llmc/checkpoint/safetensors.h"
 
 static inline bool is_json_name(const char *path) { return has_ending(path, ".json"); }
 

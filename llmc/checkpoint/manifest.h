@@ -7,8 +7,8 @@ defines: MANIFEST, file_sum, manifest_write, manifest_check
 */
 #pragma once
 #include "llmc/common/crc32c.h"
-#include "llmc/files/json_file.h"
-#include "llmc/files/safetensors.h"
+#include "llmc/common/json_file.h"
+#include "llmc/checkpoint/safetensors.h"
 #include <dirent.h>
 #include <sys/stat.h>
 

@@ -18,9 +18,9 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
          checkpoint_load_state
 */
 #pragma once
-#include "llmc/files/hugging_face.h"
-#include "llmc/files/manifest.h"
-#include "llmc/files/model_state.h"
+#include "llmc/checkpoint/hugging_face.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/model_state.h"
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <time.h>

@@ -14,8 +14,8 @@ Length      at most T + 1 tokens, since T inputs predict T tokens. A longer cont
             label, the number of endings, and five lists (context and endings), each a count and that many token ids.
 */
 #pragma once
-#include "llmc/files/corpus.h"
-#include "llmc/files/hellaswag_text.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/hellaswag_text.h"
 #include <math.h>
 
 enum { HELLASWAG_ENDINGS = 4, HELLASWAG_HEADER_INTS = 256 };

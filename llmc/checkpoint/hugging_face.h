@@ -14,10 +14,10 @@ tokens out of decoded text. Programs that need an end token and a padding token 
 UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 */
 #pragma once
-#include "llmc/files/chat_format.h"
-#include "llmc/files/json_file.h"
-#include "llmc/files/tokenizer_files.h"
-#include "llmc/params.h"
+#include "llmc/data/chat_format.h"
+#include "llmc/common/json_file.h"
+#include "llmc/data/tokenizer_files.h"
+#include "llmc/shapes/params.h"
 
 // Adds a token id; -1 is written as null.
 static inline void json_add_token_id(cJSON *json, const char *key, int id) {

@@ -10,7 +10,7 @@ Counts    of pairs are kept up to date: a merge changes only the pairs beside it
 Length    A pair whose bytes exceed TOKENIZER_MAX_TOKEN_BYTES is not merged.
 */
 #pragma once
-#include "llmc/files/tokenizer.h"
+#include "llmc/data/tokenizer.h"
 
 enum { BPE_MIN_COUNT = 2 };
 

@@ -3,7 +3,7 @@ The texts that lm-evaluation-harness makes of HellaSwag's before it scores them.
 defines: text_without_space, hellaswag_clean, hellaswag_context
 */
 #pragma once
-#include "llmc/files/tokenizer.h"
+#include "llmc/data/tokenizer.h"
 #include <locale.h>
 #include <wctype.h>
 #ifdef __APPLE__

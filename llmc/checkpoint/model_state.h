@@ -15,11 +15,11 @@ Conversion  A tensor whose type differs from the type of the run is converted wh
 */
 #pragma once
 #include "llmc/common/device.h"
-#include "llmc/files/model_file.h"
-#include "llmc/files/tokenizer.h"
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/moments.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/layout.h"
+#include "llmc/shapes/layout.h"
 
 // a model on its device; its flat buffers are laid out by param_layout_sharded
 typedef struct {

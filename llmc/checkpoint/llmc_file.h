@@ -8,9 +8,9 @@ Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in
 such a file.
 */
 #pragma once
-#include "llmc/files/file_kind.h"
-#include "llmc/files/safetensors.h"
-#include "llmc/params.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/shapes/params.h"
 #include <dirent.h>
 
 enum { LLMC_HEADER_INTS = 256, LLMC_FP32 = 3, LLMC_BF16 = 5 };

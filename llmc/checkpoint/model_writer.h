@@ -4,7 +4,7 @@ defines: write_tensor, llmc_write_model
 */
 #pragma once
 #include "llmc/common/create_file.h"
-#include "llmc/files/model_state.h"
+#include "llmc/checkpoint/model_state.h"
 
 // out = x (count) as F32, F16 or BF16. Exact for numbers that were read from that type or from a narrower one.
 static inline void numbers_encode(unsigned char *out, DType dtype, const real *x, size_t count) {

@@ -21,8 +21,8 @@ Memory      3 bytes a token, and 16 an example.
 */
 #pragma once
 #include "llmc/common/range.h"
-#include "llmc/files/chat_format.h"
-#include "llmc/files/corpus.h"
+#include "llmc/data/chat_format.h"
+#include "llmc/data/corpus.h"
 
 typedef struct {
     int T, end_of_text;

@@ -8,8 +8,8 @@ Tensors have the names of param_specs, in some files after "transformer.". Conv1
 Face's files and (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
 */
 #pragma once
-#include "llmc/files/llmc_file.h"
-#include "llmc/files/safetensors_index.h"
+#include "llmc/checkpoint/llmc_file.h"
+#include "llmc/checkpoint/safetensors_index.h"
 
 // an open model
 typedef struct {

@@ -1,5 +1,5 @@
 /*
-The model's shape and its parameter tensors: a table with one row a tensor. llmc/parallel/layout.h gives their offsets.
+The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
          ParamId, ParamSpec, param_specs, param_is_layered, param_layers, param_rows, param_cols, param_used_rows,
          NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters

@@ -10,8 +10,8 @@ A symbol is a token with its bytes written as characters, as tokenizer.h describ
 */
 #pragma once
 #include "llmc/common/create_file.h"
-#include "llmc/files/json_file.h"
-#include "llmc/files/tokenizer.h"
+#include "llmc/common/json_file.h"
+#include "llmc/data/tokenizer.h"
 
 // the character that stands for a byte
 static inline uint32_t tokenizer_byte_character(int byte) {

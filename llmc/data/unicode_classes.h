@@ -1,6 +1,6 @@
 /*
 Unicode's letters, numbers and white space. Generated: do not edit.
-  /usr/bin/python3 dev/data/unicode_classes.py > llmc/files/unicode_classes.h     (python3-regex 2.5.123, Unicode 15)
+  /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h     (python3-regex 2.5.123, Unicode 15)
 defines: UnicodeClass, unicode_class
 */
 #pragma once

@@ -19,7 +19,7 @@ keyed by an element's offset in the whole tensor, so they do not depend on t.
 */
 #pragma once
 #include "llmc/common/range.h"
-#include "llmc/params.h"
+#include "llmc/shapes/params.h"
 
 // the sizes of one tensor-parallel rank
 typedef struct {

@@ -9,7 +9,7 @@ dataloader.h describes the format. A shard starts where the last one ended, perh
 */
 #pragma once
 #include "llmc/common/create_file.h"
-#include "llmc/files/dataloader.h"
+#include "llmc/data/dataloader.h"
 #include <sys/file.h>
 
 enum { SHARD_VAL, SHARD_TRAIN, SHARD_TOKENS = 100000000 };

@@ -8,7 +8,7 @@ defines: shard_list, shard_list_difference
 */
 #pragma once
 #include "llmc/common/crc32c.h"
-#include "llmc/files/dataloader.h"
+#include "llmc/data/dataloader.h"
 #include <cjson/cJSON.h>
 
 enum { SHARD_BLOCK = 64 << 10, SHARD_LIST_BYTES = 256 << 20 };
