@@ -22,39 +22,35 @@ nothing.
 */
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
 #include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
-#include "llmc/shapes/params.h"                    // GPT2Config, ParamId, param_specs
+#include "llmc/shapes/params.h"             // GPT2Config, ParamId, param_specs
 #include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
 #include "llmc/shapes/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/memory/block_inputs.h"       // BlockInputs: --offload 4
 #include "llmc/memory/flops.h"              // model_flops_per_token, for MFU
-#include "llmc/shapes/layout.h"           // Sharding, ParamLayout, Bucket
+#include "llmc/shapes/layout.h"             // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"             // Zero: -z, --offload
 #include "llmc/parallel/update.h"           // Update: AdamW piece by piece
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; row_parallel_forward
-#include "llmc/checkpoint/checkpoint.h"          // ModelState, checkpoint_load
+#include "llmc/checkpoint/checkpoint.h"     // ModelState, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
-#include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
-#include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
+#include "llmc/run/train_args.h"            // TrainArgs
+#include "llmc/run/flag_table.h"            // flag_table, read_flags
+#include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning, agreed_signal
 #include "llmc/run/fit.h"                   // choose_options, choose_what_fits, check_memory, note_pinning
 #include "llmc/run/model_source.h"          // ModelSource, model_source
-#include "llmc/run/data.h"                  // RunData, data_open
-#include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
-#include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/evaluations.h"           // Evaluations: --keep-best, --patience
+#include "llmc/run/data.h"                  // RunData, data_open, data_state_check
+#include "llmc/run/run_dir.h"               // check_run_dir, save_run_config, evaluations_read
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens
 #include "llmc/run/generate.h"              // Generator, generate, generate_samples
-#include "llmc/run/tokenize.h"              // tokenize_corpus
-#include "llmc/run/train_bpe.h"             // train_bpe
+#include "llmc/run/tokenize.h"              // tokenize_corpus, train_bpe
 #include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                // export_model
-#include "llmc/run/banner.h"                // print_model_lines
-#include "llmc/run/plan_command.h"          // print_plan, print_version
+#include "llmc/run/banner.h"                // print_model_lines, print_plan, print_version
 #include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/logger.h"                // Logger
-#include "llmc/run/outlier_detector.h"      // OutlierDetector, skip_reason: skipped updates
-#include "llmc/run/schedule.h"              // step_hyper, due, pauses_after, catch_signals, agreed_signal
+#include "llmc/run/schedule.h"              // step_hyper, due, skip_reason, Evaluations
 #include "llmc/run/nan_check.h"             // --nan-check
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // Fuzzes the command line, an argument a line, and the descriptor of a shape.
 #include "dev/fuzz/fuzz.h"
-#include "llmc/run/train_args.h"
+#include "llmc/run/flag_table.h"
 
 enum { MOST_ARGUMENTS = 64 };
 

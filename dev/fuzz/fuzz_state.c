@@ -2,11 +2,10 @@
 // flags, metrics.jsonl. The data that state.json speaks of is fixed: seeds.py knows it too.
 #include "dev/fuzz/fuzz.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/data_state.h"
-#include "llmc/run/evaluations.h"
+#include "llmc/run/data.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/logger.h"
-#include "llmc/run/outlier_detector.h"
-#include "llmc/run/train_args.h"
+#include "llmc/run/run_dir.h"
 
 // the numbers of state.json, read as restore_run of the trainer reads them
 static void read_state_json(const char *folder) {

@@ -3,7 +3,7 @@ The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowe
 --keep-best is tested by test_best.sh, with killed runs; DONE_ of killed runs by test_llmc.sh.
 */
 #include "testing.h"
-#include "llmc/run/evaluations.h"
+#include "llmc/run/run_dir.h"
 
 // A loss that is equal to the lowest, or not finite, is no new lowest. Numbers are those of metrics.jsonl, 9 digits.
 static void test_counting(void **state) {

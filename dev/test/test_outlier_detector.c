@@ -3,7 +3,7 @@ The outlier detector against a plain long double z-score over the latest 128 val
 orders of magnitude, where running sums lose their digits; values that are not stored; the JSON, bit for bit.
 */
 #include "testing.h"
-#include "llmc/run/outlier_detector.h"
+#include "llmc/run/schedule.h"
 #include "llmc/common/rng.h"
 
 // cmocka's assert_float_equal compares in single precision

@@ -4,7 +4,7 @@ even grid of coins and on random coins; rows of NaN, infinities and equal logits
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
-#include "llmc/run/sampler.h"
+#include "llmc/run/generate.h"
 
 // cmocka's assert_float_equal compares in single precision
 #define assert_near(a, b, tolerance) assert_true(fabs((double)(a) - (double)(b)) <= (tolerance))

@@ -6,7 +6,7 @@ A checkpoint is a folder RUN/step_00000100 with
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
   manifest.json                     the size and the CRC32C of each file (manifest.h)
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
-(llmc/run/evaluations.h).
+(llmc/run/run_dir.h).
 A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. RUN/best is best.old
 until the next one has its name. All ranks write to a checkpoint and read from it, so RUN must be one folder that every
 rank sees.

@@ -18,7 +18,7 @@ A sentence names the file, flag or rank, says what was found and what was expect
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 // With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
-// without MPI. The hook is a global, because an error can arise anywhere. The only other globals are in run/schedule.h.
+// without MPI. The hook is a global, because an error can arise anywhere. The only other globals are in run/ranks.h.
 typedef struct {
     void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: the program just exits
     void *of;

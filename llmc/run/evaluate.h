@@ -15,7 +15,6 @@ Rows        Sequences of a micro-batch have the length of the longest one, round
 #include "llmc/data/hellaswag.h"
 #include "llmc/run/data.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/schedule.h"
 #include "llmc/run/text.h"
 #include <assert.h>
 

@@ -5,7 +5,7 @@ defines: ModelSource, model_source, hash_weights, check_trained, default_length,
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/train_args.h"
+#include "llmc/run/flag_table.h"
 
 typedef struct {
     GPT2Config config;

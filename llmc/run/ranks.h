@@ -6,9 +6,11 @@ defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_sam
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/run/backends.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
 #include <inttypes.h>
 #include <omp.h>
+#include <signal.h>
 #include <unistd.h>
 
 typedef struct {
@@ -150,3 +152,37 @@ static inline void limit_spinning(char **argv) {
     setenv("GOMP_SPINCOUNT", "1000", 1);
     execv(path, argv);  // if it fails, the program goes on as it is
 }
+
+// ---- signals
+
+// Globals: a signal handler has no argument.
+static volatile sig_atomic_t received_signal;  // 0: none
+static volatile double received_at;            // seconds
+
+// Two signals within 0.2 s count as one: `timeout` sends a signal to the program and to the program's group.
+static inline void handle_signal(int signal_number) {
+    const double one_signal = 0.2;  // seconds
+    if (!received_signal) {
+        received_at = now_seconds();
+        received_signal = signal_number;
+    } else if (now_seconds() - received_at > one_signal) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    }
+}
+
+// A signal that is ignored at the start, as under nohup and in scripts, stays ignored.
+static inline void catch_signals(void) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
+    for (int i = 0; i < count; i++) {
+        struct sigaction action, before;
+        memset(&action, 0, sizeof action);
+        action.sa_handler = handle_signal;
+        action.sa_flags = SA_RESTART | SA_NODEFER;
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
+        sigaction(signals[i], &action, NULL);
+    }
+}
+
+// A signal that any rank received, 0 for none. Collective: every rank calls agreed_signal.
+static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }

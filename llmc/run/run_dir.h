@@ -5,7 +5,9 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/train_args.h"
+#include "llmc/run/flag_table.h"
+#include "llmc/run/logger.h"
+#include "llmc/run/schedule.h"
 #include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -184,4 +186,55 @@ static inline void print_changed_schedule(const TrainArgs *a, long long before, 
     if (before == now) { return; }
     printf("note      the schedule was for %lld steps and is now for %lld%s\n", before, now,
            decays ? ": the learning rate differs" : "");
+}
+
+// ---- the evaluations of a resumed run
+
+// counts the evaluations in a file of metrics up to `step`
+static inline void evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
+    static const char val_loss[] = "\"val_loss\":";
+    FILE *file = log_file_read(path);
+    char *line = NULL;
+    size_t room = 0;
+    while (log_file_next_line(file, &line, &room, path) > 0) {
+        long long at = logger_line_step(line);
+        const char *value = strstr(line, val_loss);
+        if (at < 0 || at > step) { continue; }
+        if (value) {
+            evaluations_add(e, at, strncmp(value += strlen(val_loss), "null", 4) ? strtod(value, NULL) : NAN);
+        }
+        if (strstr(line, "\"hellaswag\":")) { e->hellaswag = at; }
+    }
+    free(line);
+    if (file) { fclose(file); }
+}
+
+// the validation loss of RUN/best: in its state.json, or of older versions in best.json; DBL_MAX: there is none
+static inline double best_val_loss(const char *run_dir) {
+    static const char *const names[] = {"state.json", "best.json"};
+    double best = DBL_MAX;
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_LENGTH];
+        format_path(path, "%s/best/%s", run_dir, names[i]);
+        cJSON *json = try_read_json(path);
+        const cJSON *loss = cJSON_GetObjectItemCaseSensitive(json, "val_loss");
+        if (cJSON_IsNumber(loss)) { best = loss->valuedouble; }
+        cJSON_Delete(json);
+    }
+    return best;
+}
+
+// The evaluations of a run that resumes after `step`; 0 is a new run. A kill or a signal may have prevented those of
+// this step. hellaswag: HellaSwag's file, or NULL. All ranks call it; rank 0 reads.
+static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, long long step, Comm *world) {
+    Evaluations e = {hellaswag != NULL, -1, -1, DBL_MAX, 0, 0, DBL_MAX, ""};
+    char path[PATH_LENGTH];
+    if (a->run_dir && step > 0 && world->rank == 0) {
+        format_path(path, "%s/metrics.jsonl", a->run_dir);
+        evaluations_read_metrics(&e, path, step);
+        e.best = best_val_loss(a->run_dir);
+    }
+    evaluations_check_patience(&e, a->patience);
+    comm_broadcast_host(&e, sizeof e, 0, world);
+    return e;
 }

@@ -1,26 +1,39 @@
 /*
-What happens when: the learning rate of a step, what is due after it, and the signals that end a run with a checkpoint.
-The learning rate rises linearly, then follows one of four schedules.
-  s step (0-based), W warmup steps, N steps of the run, f final fraction, P = (s - begin) / (N - begin), at most 1
+Decisions at a step, from flags and results alone: the learning rate, events that are due, skipped updates, and the
+evaluations that --keep-best and --patience go by.
+defines: schedule_lr, step_hyper, due, pauses_after, update_waits, MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore,
+         skip_reason, outlier_detector_to_json, outlier_detector_from_json, Evaluations, logged_loss, evaluations_add,
+         evaluations_check_patience, hellaswag_due, evaluation_due
+
+Learning rate: a linear warmup, then one of four schedules. s: step from 0, W: warmup steps, N: steps of the run,
+f: final fraction, P = (s - start) / (N - start), at most 1
   s < W        lr (s + 1) / W                                   for every schedule; step 0 already learns
-  cosine       lr (f + (1 - f) (1 + cos(pi P)) / 2)             begin = W
-  linear       lr (f + (1 - f) (1 - P))                         begin = W
+  cosine       lr (f + (1 - f) (1 + cos(pi P)) / 2)             start = W
+  linear       lr (f + (1 - f) (1 - P))                         start = W
   constant     lr
-  wsd          lr (f + (1 - f) (1 - sqrt(P)))                   begin = max(W, floor(0.8 N)), lr before it
-A schedule that decays is constant at lr f from step max(W, N) on.
+  wsd          lr (f + (1 - f) (1 - sqrt(P)))                   start = max(W, floor(0.8 N)), lr before it
+From step max(W, N) on, a schedule that decays stays at lr f.
 Sources: cosine, Loshchilov and Hutter 2017; warmup-stable-decay and its 1 - sqrt tail, Hagele et al. 2024.
-The signals: SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1. mpirun forwards SIGUSR1 and kills no rank. A
-second signal ends the program at once.
-defines: schedule_lr, step_hyper, due, pauses_after, update_waits, catch_signals, received_signal, agreed_signal
+
+Skipped updates: if the loss or the gradient norm is not finite, or is an outlier (-sl, -sg), weights and moments stay
+as they are. The step counts, and its data is not read again. All ranks have the same loss and norm, so they skip alike.
+AdamW on the device skips a step that is not finite by itself, so a GPU need not wait for the host.
+The z-score of x is (x - mean) / std over a window of the last 128 values, x included; 0 if std is 0.
+  NaN until the window is full: `z > threshold` is false
+  +inf for a value that is NaN, infinite or beyond the range of fp32, which is not stored
+|z| is at most sqrt(127) = 11.27, since x is in the window: with a larger threshold only +inf is an outlier.
+Mean and std are summed anew for each value, oldest first, so that rounding errors do not build up and a resumed run
+gets the same bits.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/ops.h"
-#include "llmc/parallel/comm.h"
 #include "llmc/run/train_args.h"
+#include <cjson/cJSON.h>
+#include <float.h>
 #include <math.h>
-#include <signal.h>
 
-// decay from 1 at progress 0 to 0 at progress 1; a constant schedule stays at 1
+// from 1 at progress 0 to 0 at progress 1; a constant schedule stays at 1
 static inline double schedule_decay(ScheduleKind kind, double progress) {
     switch (kind) {
     case SCHEDULE_COSINE: return 0.5 * (1 + cos(3.14159265358979323846 * progress));
@@ -36,17 +49,12 @@ static inline double schedule_lr(ScheduleKind kind, double lr, int64_t warmup, i
                                  int64_t step) {
     if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
     int64_t stable = max_steps / 5 * 4 + max_steps % 5 * 4 / 5;  // floor(0.8 N), without overflow
-    int64_t begin = kind == SCHEDULE_WSD && stable > warmup ? stable : warmup;
-    double progress = 0;
-    if (step >= max_steps) {
-        progress = 1;
-    } else if (step > begin) {
-        progress = (double)(step - begin) / (double)(max_steps - begin);
-    }
+    int64_t start = kind == SCHEDULE_WSD && stable > warmup ? stable : warmup;
+    double progress = step >= max_steps ? 1 : step > start ? (double)(step - start) / (double)(max_steps - start) : 0;
     return lr * (final_fraction + (1 - final_fraction) * schedule_decay(kind, progress));
 }
 
-// step: finished steps before it; max_steps: of the whole run
+// the hyperparameters of a step; `step` counts from 0
 static inline AdamW step_hyper(const TrainArgs *a, long long max_steps, long long step) {
     AdamW hyper;
     hyper.learning_rate =
@@ -61,52 +69,144 @@ static inline AdamW step_hyper(const TrainArgs *a, long long max_steps, long lon
     return hyper;
 }
 
-// ---- what is due
+// ---- events
 
-// True at each multiple of `every`, and at the end; 0: never.
+// True at each multiple of `every` and at the end; 0 never.
 static inline bool due(long long step, int every, bool last) {
     return every > 0 && (last || (step > 0 && step % every == 0));
 }
 
-// whether an evaluation, a sample, a checkpoint or the end is due after `step` steps
+// True if the loop pauses after `step` steps: for an evaluation, a sample, a checkpoint, or the end.
 static inline bool pauses_after(const TrainArgs *a, long long step, long long max_steps) {
     return step >= max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
            due(step, a->checkpoint_every, false);
 }
 
-// whether the host reads loss and norm of a step before its update
+// True if the host reads loss and norm before the update, to decide whether to skip it.
 static inline bool update_waits(const TrainArgs *a) { return a->skip_loss > 0 || a->skip_norm > 0 || a->nan_check; }
 
-// ---- signals
+// ---- skipped updates
 
-// Globals: a signal handler has no argument.
-static volatile sig_atomic_t received_signal;  // 0: none
-static volatile double received_at;            // seconds
+enum { OUTLIER_WINDOW = 128, MAX_SKIPS = 20 };  // MAX_SKIPS skipped updates in a row end the run
 
-// Two signals within 0.2 s count as one: `timeout` sends a signal to the program and to the program's group.
-static inline void handle_signal(int signal_number) {
-    const double one_signal = 0.2;  // seconds
-    if (!received_signal) {
-        received_at = now_seconds();
-        received_signal = signal_number;
-    } else if (now_seconds() - received_at > one_signal) {
-        signal(signal_number, SIG_DFL);
-        raise(signal_number);
+typedef struct {
+    double window[OUTLIER_WINDOW];  // ring buffer: value i is in slot i % 128
+    int64_t count;                  // values stored so far; 0: empty
+} OutlierDetector;
+
+typedef struct {
+    OutlierDetector loss, norm;
+    int skipped;  // updates in a row
+} Outliers;
+
+static inline bool outlier_storable(double x) { return fabs(x) <= FLT_MAX; }  // false for NaN
+
+// Stores x in place of the oldest value and returns the z-score of x. A value that is not storable is +inf.
+static inline double outlier_zscore(OutlierDetector *detector, double x) {
+    if (!outlier_storable(x)) { return (double)INFINITY; }
+    detector->window[detector->count++ % OUTLIER_WINDOW] = x;
+    if (detector->count <= OUTLIER_WINDOW) { return (double)NAN; }
+    // sums of differences to x: equal values give exactly 0
+    double mean = 0, variance = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        mean += (detector->window[(detector->count + i) % OUTLIER_WINDOW] - x) / (double)OUTLIER_WINDOW;
     }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        double deviation = detector->window[(detector->count + i) % OUTLIER_WINDOW] - x - mean;
+        variance += deviation * deviation / (double)OUTLIER_WINDOW;
+    }
+    return variance > 0 ? -mean / sqrt(variance) : 0;
 }
 
-// A signal that is ignored at the start, as under nohup and in scripts, stays ignored.
-static inline void catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
-    for (int i = 0; i < count; i++) {
-        struct sigaction action, before;
-        memset(&action, 0, sizeof action);
-        action.sa_handler = handle_signal;
-        action.sa_flags = SA_RESTART | SA_NODEFER;
-        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
-        sigaction(signals[i], &action, NULL);
-    }
+// Why an update is skipped, or "".
+static inline const char *skip_reason(const TrainArgs *a, Outliers *o, double loss, double norm) {
+    if (!isfinite(loss)) { return "loss is not finite"; }
+    if (!isfinite(norm)) { return "gradient norm is not finite"; }
+    double z_loss = outlier_zscore(&o->loss, loss), z_norm = outlier_zscore(&o->norm, norm);
+    if (a->skip_loss > 0 && z_loss > a->skip_loss) { return "loss is an outlier"; }
+    if (a->skip_norm > 0 && z_norm > a->skip_norm) { return "gradient norm is an outlier"; }
+    return "";
 }
 
-// A signal that any rank received, 0 for none. Collective: every rank calls agreed_signal.
-static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }
+// The window as strings, oldest value first, each a double in the format %a: as numbers, cJSON 1.7.15 may print only 15
+// digits. The caller deletes the array.
+static inline cJSON *outlier_detector_to_json(const OutlierDetector *detector) {
+    cJSON *array = cJSON_CreateArray();
+    int64_t stored = detector->count < OUTLIER_WINDOW ? detector->count : (int64_t)OUTLIER_WINDOW;
+    for (int64_t i = detector->count - stored; i < detector->count; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "%a", detector->window[i % OUTLIER_WINDOW]);
+        if (!cJSON_AddItemToArray(array, cJSON_CreateString(text))) {
+            run_error("out of host memory: outlier detector");
+        }
+    }
+    return array;
+}
+
+// Restores a detector; later scores have the same bits. False, and nothing changed, for any other JSON.
+static inline bool outlier_detector_from_json(OutlierDetector *detector, const cJSON *array) {
+    if (!cJSON_IsArray(array) || cJSON_GetArraySize(array) > OUTLIER_WINDOW) { return false; }
+    OutlierDetector loaded;
+    memset(&loaded, 0, sizeof loaded);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, array) {
+        const char *text = cJSON_GetStringValue(item);
+        if (!text || !*text) { return false; }
+        char *end;
+        double x = strtod(text, &end);
+        if (*end || !outlier_storable(x)) { return false; }
+        loaded.window[loaded.count++] = x;
+    }
+    *detector = loaded;
+    return true;
+}
+
+// ---- evaluations
+
+// A loss counts as the 9 digits that metrics.jsonl has, so that a resumed run compares as an uninterrupted one does.
+typedef struct {
+    bool scores_hellaswag;     // -h 1, and its file is there
+    long long val, hellaswag;  // the last steps with a result; -1: none
+    double lowest;             // validation loss; DBL_MAX: none
+    long long lowest_step;     // its step
+    int since;                 // validations after lowest_step
+    double best;               // validation loss of the checkpoint RUN/best; DBL_MAX: none
+    char patience_over[128];   // "" or why --patience ends the run
+} Evaluations;
+
+// x as logger_val writes it
+static inline double logged_loss(double x) {
+    char text[32];
+    snprintf(text, sizeof text, "%.9g", x);
+    return strtod(text, NULL);
+}
+
+// Sets patience_over if --patience ends the run.
+static inline void evaluations_check_patience(Evaluations *e, int patience) {
+    if (patience == 0 || e->since < patience) { return; }
+    snprintf(e->patience_over, sizeof e->patience_over,
+             "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on", e->since,
+             e->lowest, e->lowest_step);
+}
+
+// Records the validation of a step. A loss that is not finite never becomes the lowest.
+static inline void evaluations_add(Evaluations *e, long long step, double loss) {
+    e->val = step;
+    if (!isfinite(loss)) { return; }
+    e->since++;
+    if (logged_loss(loss) >= e->lowest) { return; }
+    e->lowest = logged_loss(loss);
+    e->lowest_step = step;
+    e->since = 0;
+}
+
+// True if this step's HellaSwag score is missing. The untrained model gets none.
+static inline bool hellaswag_due(const Evaluations *e, long long step) {
+    return e->scores_hellaswag && step > 0 && e->hellaswag < step;
+}
+
+// True if this step's evaluation is missing. Unlike samples and checkpoints, one is due at step 0 too.
+static inline bool evaluation_due(const Evaluations *e, const TrainArgs *a, long long step, bool last) {
+    bool due = a->val_every > 0 && (last || step % a->val_every == 0);
+    return due && (e->val < step || hellaswag_due(e, step));
+}

@@ -1,0 +1,452 @@
+/*
+The trainer's flags: one table drives parsing, --help, the banner and config.json. Defaults, the table, checks of
+several flags together, and reading flags from the command line and from a run's config.json.
+defines: default_args, HELLASWAG_JSON, flag_table, NUM_FLAGS, MAX_SEED, args_check, args_set_ranks, read_flags,
+         print_help
+*/
+#pragma once
+#include "llmc/common/json_file.h"
+#include "llmc/memory/gpt2_plan.h"
+#include "llmc/parallel/comm_open.h"
+#include "llmc/run/backends.h"
+#include "llmc/run/flags.h"
+#include "llmc/run/train_args.h"
+
+// fields that are not listed are 0 or NULL
+static const TrainArgs default_args = {
+    .B = 4,
+    .T = 1024,
+    .batch_tokens = -1,
+    .max_steps = -1,
+    .seed = 42,
+    .lr = 3e-4,
+    .final_fraction = 1.0,
+    .val_every = 20,
+    .val_batches = 20,
+    .sample_every = 20,
+    .sample_tokens = 64,
+    .prompt = "",
+    .temperature = 1.0,
+    .top_p = 1.0,
+    .samples = 1,
+    .val_share = 0.01,
+    .recompute = RECOMPUTE_AUTO,
+    .recompute_every = 1,
+    .recompute_layers = -1,
+    .master = MASTER_SPLIT,
+    .beta1 = 0.9,
+    .beta2 = 0.95,
+    .epsilon = 1e-8,
+    .clip = 1.0,
+    .graph = 1,
+    .fuse_gelu = FUSE_GELU_AUTO,
+    .matmul_precision = 1,
+    .gpu_log = -1,
+    .tensor_parallel = 1,
+    .gather_again = 1,
+    .gpus_per_node = 8,
+};
+
+#define HELLASWAG_JSON "dev/data/hellaswag/hellaswag_val.jsonl"
+#define ARG(field) offsetof(TrainArgs, field)
+#define ANY_COUNT 0, 2147483647
+#define MAX_SEED 999999999999999.0  // cJSON writes 15 digits exactly
+static const Flag flag_table[] = {
+    FLAG_HEADING("Data, model and output"),
+    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB",
+     "training data: .bin token shards, .jsonl examples, or text as bytes"},
+    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB",
+     "validation data (default: the last tenth of each -i file)"},
+    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL",
+     "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)"},
+    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR",
+     "run directory for metrics and checkpoints (default: no files written)"},
+
+    FLAG_HEADING("Batch and length of training"),
+    {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "N", "sequences per micro-batch (default %s)"},
+    {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "N", "tokens per sequence (default %s)"},
+    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "N",
+     "tokens per update, accumulating gradients (default %s: b x t x ranks)"},
+    {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "N", "number of updates (default %s: one epoch)"},
+    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "X",
+     "train for X seconds, then save, validate, sample (default %s: no limit)", NOT_RESUMED},
+    {NULL, "patience", FLAG_INT, ARG(patience), ANY_COUNT, NULL, "N",
+     "end after N validations without a new lowest loss (default %s: never)"},
+    {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N",
+     "seed of initial weights, data order and sampling (default %s)"},
+
+    FLAG_HEADING("Learning rate"),
+    {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", "peak learning rate (default %s)"},
+    {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "N", "linear warmup, in steps (default %s)"},
+    {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME",
+     "schedule after warmup: cosine, linear, constant or wsd (default %s)"},
+    {"q", "final-fraction", FLAG_REAL, ARG(final_fraction), 0, 1, NULL, "X",
+     "final learning rate as a fraction of the peak, 0 to 1 (default %s)"},
+
+    FLAG_HEADING("Evaluation"),
+    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "N",
+     "validate every N steps and at the end (default %s; 0 disables)"},
+    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N",
+     "micro-batches of each rank per validation (default %s; -1 for all)"},
+    {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1",
+     "score HellaSwag at each validation (default %s: off)"},
+    {NULL, "eval", FLAG_STRING, ARG(eval), 0, 0, NULL, "FILE",
+     "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "eval-task", "lm-evaluation-harness scores a checkpoint, as doc/evaluation.md shows"),
+    FLAG_WAS_REMOVED(NULL, "stride", "the windows of --eval do not overlap, and a larger -t gives more context"),
+
+    FLAG_HEADING("Sampling and text"),
+    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "N",
+     "print a sample every N steps and at the end (default %s; 0 disables)"},
+    {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "N", "tokens per sample (default %s)"},
+    {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT",
+     "text that samples continue, or @FILE (default: the start of a document)"},
+    {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X",
+     "sampling temperature (default %s; 0 always takes the likeliest token)"},
+    {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N",
+     "sample among the N likeliest tokens (default %s: all)"},
+    {NULL, "top-p", FLAG_REAL, ARG(top_p), 0, 1, NULL, "X",
+     "sample among the likeliest tokens of probability X (default %s: all)"},
+    {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N",
+     "continue --prompt by up to N tokens with the model in -e; no training", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "prompt-file", "--prompt @FILE reads the prompt from a file, and --prompt @- from stdin"),
+    {NULL, "samples", FLAG_INT, ARG(samples), 1, 2147483647, NULL, "N",
+     "with --generate, number of continuations of the prompt (default %s)", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "past-end", "--generate ends at an end-of-text token, and --samples N prints more texts"),
+    FLAG_WAS_REMOVED(NULL, "chat",
+                     "--generate N continues a --prompt, and llama.cpp chats with the model of --export gguf"),
+    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE",
+     "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or llm.c's .bin"},
+
+    FLAG_HEADING("Token shards"),
+    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "OUT",
+     "write the text in -i as token shards OUT_*.bin; no training", NOT_RESUMED},
+    {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", "field of the text in JSON lines (default: text)",
+     NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "separator", "a line that is exactly <|endoftext|> separates documents"),
+    FLAG_WAS_REMOVED(NULL, "shard-tokens", "a training shard has 100 million tokens"),
+    {NULL, "val-share", FLAG_REAL, ARG(val_share), 0, 0.5, NULL, "X",
+     "with --tokenize, share of validation tokens (default %s)", NOT_RESUMED},
+    {NULL, "train-bpe", FLAG_INT, ARG(train_bpe), 257, 65536, NULL, "N",
+     "learn a vocabulary of N tokens from -i, write vocab.json, merges.txt", NOT_RESUMED},
+
+    FLAG_HEADING("Export"),
+    {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT",
+     "write the model in -e to -o: gguf for llama.cpp, llmc for llm.c", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"),
+
+    FLAG_HEADING("Checkpoints"),
+    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N",
+     "save a checkpoint every N steps and at the end (default %s: never)"},
+    {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N",
+     "keep the last N checkpoints (default %s: all)"},
+    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "N",
+     "never delete checkpoints of steps divisible by N (default %s: none)"},
+    {NULL, "keep-best", FLAG_OPTION, ARG(keep_best), 0, 0, "0 1", "0|1",
+     "keep the checkpoint with the lowest validation loss as DIR/best"},
+    FLAG_WAS_REMOVED(NULL, "save-sync", "each checkpoint is written before the next step begins"),
+    FLAG_WAS_REMOVED(NULL, "strict-save", "a failed save is a warning, and the last one of a run is exit status 1"),
+    {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", "resume from the last checkpoint in -o (default %s: off)",
+     NOT_RESUMED},
+
+    FLAG_HEADING("Memory"),
+    {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB",
+     "choose -r, -z, -om and --offload that fit in GIB, or in free memory", NOT_RESUMED},
+    {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL",
+     "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)"},
+    {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "N",
+     "with -r 4, save the input of every N-th block (default %s; 0 automatic)"},
+    {"rn", "recompute-layers", FLAG_INT, ARG(recompute_layers), -1, 1048576, NULL, "N",
+     "first blocks at -r; the others are one level lower (default %s: all)"},
+    {NULL, "offload", FLAG_INT, ARG(offload), 0, 4, NULL, "0..4",
+     "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)"},
+    FLAG_WAS_REMOVED(NULL, "offload-pageable",
+                     "--offload pins its memory; raise ulimit -l, or give a smaller --offload"),
+    FLAG_WAS_REMOVED(NULL, "link", "--fit needs no rate; make predict times a step for each kind of link"),
+    FLAG_WAS_REMOVED("lc", "classifier-rows",
+                     "the number of logits computed at once follows from -b, -t and the memory"),
+    {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "TYPE",
+     "fp32 master copy of bf16 weights: none, fp32 or split (default %s)"},
+    {"om", "moments", FLAG_CHOICE, ARG(moments), 0, 0, MOMENT_CHOICES, "TYPE",
+     "type of AdamW's moments: fp32, bf16 or 8bit (default %s)"},
+    {"gd", "gradients", FLAG_CHOICE, ARG(gradients), 0, 0, GRADIENT_CHOICES, "TYPE",
+     "type of gradients: auto, fp32 or bf16 (default %s)"},
+
+    FLAG_HEADING("Optimizer"),
+    {"c", "weight-decay", FLAG_REAL, ARG(weight_decay), 0, 1e3, NULL, "X",
+     "AdamW weight decay of tensors with two dimensions (default %s)"},
+    {NULL, "beta1", FLAG_REAL, ARG(beta1), 0, 0.999999, NULL, "X", "decay rate of AdamW's first moment (default %s)"},
+    {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", "decay rate of AdamW's second moment (default %s)"},
+    // at least 1e-30: an epsilon of 0 makes 0/0 of the padding
+    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 1e-30, 1, NULL, "X",
+     "AdamW's epsilon, in the denominator of the update (default %s)"},
+    {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X",
+     "clip the gradient's global norm to X (default %s; 0 disables)"},
+    {"sl", "skip-loss", FLAG_REAL, ARG(skip_loss), 0, 1e6, NULL, "Z",
+     "skip an update at a loss z-score above Z (default %s: never)"},
+    {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z",
+     "skip an update at a gradient-norm z-score above Z (default %s: never)"},
+    FLAG_WAS_REMOVED(NULL, "max-skips", "a run ends after 20 skipped updates in a row"),
+    {NULL, "nan-check", FLAG_INT, ARG(nan_check), 0, 1, NULL, "0|1",
+     "name the operation that made a NaN or infinity (default %s: off)"},
+    FLAG_WAS_REMOVED(NULL, "verify-step", "the tests prove that a step is repeatable"),
+    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1",
+     "train on the first batch only, as a check (default %s: off)"},
+
+    FLAG_HEADING("Machine"),
+    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME",
+     "auto, cpu, cuda, or reference: the textbook (default %s)"},
+    {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N",
+     "CPU threads (default %s: OMP_NUM_THREADS, or at most one per core)"},
+    {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1",
+     "launch each micro-step on a GPU as one CUDA graph (default %s: on)"},
+    {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "N",
+     "round fp32 matmul inputs: 0 no, 1 TF32, 2 bf16 (CPU), auto (default %s)"},
+    {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1",
+     "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)"},
+    {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N",
+     "ignored, for the scripts of llm.c: nvidia-smi -l 1 logs a GPU", NOT_RESUMED},
+    {NULL, "profile", FLAG_INT, ARG(profile), 0, 10000, NULL, "N",
+     "write a trace of N steps to profile.json in -o (default %s: none)", NOT_RESUMED},
+
+    FLAG_HEADING("Parallel"),
+    {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3",
+     "ZeRO shards: 1 optimizer, 2 also gradients, 3 also weights (default %s)"},
+    {"tp", "tensor-parallel", FLAG_INT, ARG(tensor_parallel), 1, 65536, NULL, "N",
+     "ranks per tensor-parallel group (default %s)"},
+    {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1",
+     "with -tp, all-gather matmul inputs again in the backward (default %s)"},
+    {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME",
+     "how ranks find each other: mpi, or fs: a file in -pf (default %s)", NOT_RESUMED},
+    {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N",
+     "number of ranks, for fs and --plan (default %s: as in mpirun)", NOT_RESUMED},
+    {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R",
+     "rank of this process, 0 to -pn - 1, for fs (default %s)", NOT_RESUMED},
+    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N", "ranks per machine, for fs (default %s)",
+     NOT_RESUMED},
+    {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR",
+     "folder that all ranks can write to, for fs (default: none)", NOT_RESUMED},
+    FLAG_WAS_REMOVED("ps", "server",
+                     "start the ranks with mpirun (-pi mpi), or with -pi fs and a shared folder, -pf DIR"),
+    FLAG_WAS_REMOVED(NULL, "secret-file", "-pi fs takes a folder of your own, -pf DIR, and mpirun needs no secret"),
+    FLAG_WAS_REMOVED(NULL, "comm-timeout", "a run always ends when a rank is silent for 600 s"),
+    FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
+
+    FLAG_HEADING("Information"),
+    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "json", "print the memory plan and exit; needs no data",
+     NOT_RESUMED},
+    {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this list, and exit", NOT_RESUMED},
+    {NULL, "self-check", FLAG_OPTION, ARG(self_check), 0, 0, NULL, NULL,
+     "check every operation on this device, and exit", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "manual", "--help lists the flags, and the package's man page is made from it"),
+    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL,
+     "print the version and the build's options, and exit", NOT_RESUMED},
+};
+enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
+
+// ---- checks of several flags together
+
+// -d must be a multiple of the tokens of one micro-batch on all data-parallel ranks
+static inline void args_check_batch(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
+    char ranks[64] = "", number[64] = "";
+    if (data_ranks(a) > 1) {
+        snprintf(ranks, sizeof ranks, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
+        snprintf(number, sizeof number, " x %d", data_ranks(a));
+    }
+    if (a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
+        bool below = a->batch_tokens < together;
+        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
+                    (long long)a->batch_tokens, ranks, a->B, a->T, number, (long long)together,
+                    below ? "least" : "nearest below",
+                    (long long)(below ? together : a->batch_tokens / together * together));
+    }
+    if (a->batch_tokens / together > INT_MAX) {
+        input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld tokens, more than the maximum of %d; give a "
+                    "larger -b",
+                    (long long)a->batch_tokens, (long long)(a->batch_tokens / together), ranks, (long long)together,
+                    INT_MAX);
+    }
+}
+
+static inline void args_check_ranks(const TrainArgs *a) {
+    int ranks = num_ranks(a);
+    if (ranks % a->tensor_parallel != 0) {
+        input_error(
+            "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
+            a->tensor_parallel, ranks);
+    }
+    const char *alone = a->generate        ? "--generate"
+                        : a->eval          ? "--eval"
+                        : a->export_format ? "--export"
+                        : a->tokenize      ? "--tokenize"
+                        : a->train_bpe     ? "--train-bpe"
+                                           : NULL;
+    if (ranks > 1 && alone && !a->plan) {
+        input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
+    }
+    if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
+    if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
+    if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
+        input_error("-pi fs needs a folder that all ranks can write to: give it with -pf DIR");
+    }
+}
+
+// -r auto chooses among whole levels
+static inline void args_check_recompute(const TrainArgs *a) {
+    bool trains = !a->generate && !a->eval && !a->export_format && !a->tokenize && !a->train_bpe;
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || !trains) { return; }
+    if (a->recompute_every != default_args.recompute_every) {
+        input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
+                    "-rk out",
+                    a->recompute_every);
+    }
+    if (a->recompute_layers != default_args.recompute_layers) {
+        input_error("-rn %d applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as "
+                    "well, or leave -rn out",
+                    a->recompute_layers);
+    }
+}
+
+// flags that train, generate or tokenize without another flag they need
+static inline void args_check_needs(const TrainArgs *a) {
+    if (a->checkpoint_every > 0 && !a->run_dir) {
+        input_error("-n %d saves checkpoints, but there is no -o: give a run directory with -o DIR",
+                    a->checkpoint_every);
+    }
+    if (a->resume && !a->run_dir) {
+        input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
+                    "DIR");
+    }
+    if (keeps_best(a) && !a->run_dir) {
+        input_error("--keep-best saves a checkpoint, but there is no -o: give a run directory with -o DIR");
+    }
+    if ((keeps_best(a) || a->patience > 0) && a->val_every == 0) {
+        input_error("%s goes by the validation loss, but -v 0 turns validation off: give -v N",
+                    keeps_best(a) ? "--keep-best" : "--patience");
+    }
+    if (a->profile > 0 && !a->run_dir) {
+        input_error("--profile %d writes profile.json, but there is no -o: give a run directory with -o DIR",
+                    a->profile);
+    }
+    if (a->hellaswag && a->val_every == 0) {
+        input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
+    }
+    if (a->tokenize && (!a->train_data || !a->tokenizer)) {
+        input_error("--tokenize %s writes the text in -i with the tokens of --tokenizer: give both", a->tokenize);
+    }
+    if (a->train_bpe && !a->train_data) {
+        input_error("--train-bpe %d learns from the text in -i: give a file or a pattern with -i", a->train_bpe);
+    }
+    if (a->export_format && (!a->model || !a->run_dir) && !a->plan) {
+        input_error("--export reads the model in -e and writes the file -o: give both");
+    }
+    if (a->fit && a->generate) {
+        input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
+    }
+    if (a->fit && a->eval) {
+        input_error("--fit chooses flags of training and does not apply to --eval: leave it out");
+    }
+    if (a->eval && !a->model && !a->plan) {
+        input_error("--eval needs a trained model: give its folder or .safetensors file with -e");
+    }
+    if (a->generate && !a->model && !a->plan) {
+        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
+    }
+    if (a->samples > 1 && !a->generate) {
+        input_error("--samples applies to --generate: give that too, or leave --samples out");
+    }
+    if (strcmp(a->prompt, "@-") == 0 && !a->generate) {
+        input_error(
+            "--prompt @- reads the prompt of --generate from stdin: give the samples of training a file or a text");
+    }
+}
+
+static inline void args_check(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T;
+    if (a->val_batches == 0) {
+        input_error("-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)");
+    }
+    if (micro > INT_MAX) {
+        input_error("-b %d x -t %d is a micro-batch of %lld tokens, more than the maximum of %d: give a smaller -b and "
+                    "accumulate with -d",
+                    a->B, a->T, (long long)micro, INT_MAX);
+    }
+    if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
+    args_check_ranks(a);
+    args_check_batch(a);
+    args_check_recompute(a);
+    args_check_needs(a);
+}
+
+// ---- from the command line and config.json
+
+// Sets the number of ranks and this rank: mpirun's, or -pn and -pr. host: the ranks that mpirun started.
+static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
+    if (a->init_method != COMM_INIT_MPI) {
+        if (host->size == 1) { return; }
+        input_error("-pi fs is for ranks that mpirun did not start: leave it out, or start without mpirun");
+    }
+    bool other_number = a->num_processes > 1 && a->num_processes != host->size;
+    if (other_number && !(a->plan && host->size == 1)) {
+        input_error("-pn %d, but %d started: start %d ranks with mpirun -np %d, or give -pi fs", a->num_processes,
+                    host->size, a->num_processes, a->num_processes);
+    }
+    if (host->size > 1) { a->num_processes = host->size; }
+    a->rank = host->rank;
+}
+
+// Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
+// NULL: strings in *args point into it, so delete it after the last use of *args.
+static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
+    *args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    if (args->eval) {  // without -t, all positions of the model
+        *args = default_args;
+        args->T = ALL_POSITIONS;
+        flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    }
+    if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", args->run_dir);
+    cJSON *json = try_read_json(path);
+    *args = default_args;
+    flags_from_json(flag_table, NUM_FLAGS, args, json);
+    // older versions wrote the values that -r auto chose, and named their flags here
+    const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(json, "chosen");
+    cJSON_ArrayForEach(name, chosen) {
+        const char *flag = cJSON_GetStringValue(name);
+        if (flag && strcmp(flag, "recompute") == 0) { args->recompute = RECOMPUTE_AUTO; }
+        if (flag && strcmp(flag, "fuse-gelu") == 0) { args->fuse_gelu = FUSE_GELU_AUTO; }
+    }
+    TrainArgs before = *args;
+    flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }
+    args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
+    return json;
+}
+
+typedef struct {
+    const char *arguments, *meaning;
+} Usage;
+
+static const Usage usages[] = {
+    {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
+    {"-o DIR -y 1 [flags]", "resume"},
+    {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--eval FILE -e DIR [flags]", "score a text, shards or HellaSwag"},
+    {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
+    {"--plan [flags]", "print the memory plan"},
+    {"--self-check", "check this device"},
+};
+enum { NUM_USAGES = sizeof usages / sizeof usages[0] };
+
+static inline void print_help(void) {
+    char usage[NUM_USAGES * 100] = "";
+    for (int i = 0; i < NUM_USAGES; i++) {
+        size_t length = strlen(usage);
+        snprintf(usage + length, sizeof usage - length, "%s train_gpt2 %-45s %s", i == 0 ? "usage:" : "\n      ",
+                 usages[i].arguments, usages[i].meaning);
+    }
+    flags_print_help(stdout, usage, flag_table, NUM_FLAGS, &default_args);
+}
