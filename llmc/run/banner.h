@@ -1,6 +1,7 @@
 /*
-The lines that a run prints before its first step.
-defines: print_model_lines, print_machine_lines, print_notes
+The lines that a run prints before its first step; --plan, the memory of a command line; --version. --plan needs no data
+and no device, and measures nothing.
+defines: print_model_lines, print_machine_lines, print_notes, print_plan, print_version
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"

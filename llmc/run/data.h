@@ -1,7 +1,8 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
 defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data_find_tokenizer, data_open_loaders,
-         data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
+         data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits, data_state_add, data_state_check,
+         data_state_seek
 */
 #pragma once
 #include "llmc/data/dataloader.h"

@@ -1,11 +1,13 @@
 /*
-Flags with which a model fits into memory. They form one ladder: each rung adds a flag that saves memory and costs speed
-or precision. Whoever needs flags takes the first rung whose plan fits:
-  -r auto   among the levels of -r, which change no bits
-  --fit     among all rungs, but it leaves flags alone that the user gave
-  the error of a run that does not fit names the rung
-defines: Rung, ladder, Fit, climb, can_fuse_gelu, choose_options, choose_what_fits, check_room, check_memory,
-         note_pinning
+From flags to the options that a model is built with, and the flags with which it fits into memory.
+defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, print_offload_note, Rung, ladder, Fit,
+         climb, can_fuse_gelu, choose_options, choose_what_fits, check_room, check_memory, note_pinning
+
+Flags that save memory form one ladder. Each rung adds a flag that costs speed or precision, cheapest first. The first
+rung whose plan fits wins:
+  -r auto                     climbs the levels of -r only, which change no bits
+  --fit                       climbs the whole ladder, but keeps the flags that the user gave
+  a run that does not fit     names the rung in its error
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"

@@ -1,11 +1,22 @@
 /*
 Text from a model, token by token: --generate and the samples of -s.
-defines: Generator, SAMPLE_STREAM, generate, generate_samples
+defines: sample_token, Generator, SAMPLE_STREAM, generate, generate_samples
 
 Context   When the model's positions are full, the last half of the context is read again from position 0: position
           embeddings are learned and cannot slide.
 Random    Token i of a text is drawn with random number i of its stream. Sample i of --samples has SAMPLE_STREAM + i,
           and the sample of training step n SAMPLE_STREAM + n.
+Token     p(i) = exp((logit(i) - max) / temperature) / sum, over the top_k highest logits, lower ids first among equals.
+          With top_p below 1, of these only the nucleus: the fewest of the likeliest tokens whose probability reaches
+          top_p. Then the first token, in the order of ids, whose cumulative probability exceeds the random number.
+          Temperature 0 or less: the highest logit, the lowest id among equals.
+          A NaN counts as below -inf: it is drawn only if all logits are NaN. If the highest logit is +inf, only +inf is
+          drawn.
+Speed     The k-th highest logit is found by radix selection on its bits, four passes of 256 bins, without scratch
+          memory. 50257 logits take seven passes over 200 KB, the last one partial, and at most two exponentials for
+          each of the top_k tokens. The nucleus is found the same way, with bins of weights: five more passes.
+Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p apply in the order of Hugging Face
+          transformers.
 */
 #pragma once
 #include "llmc/common/rng.h"

@@ -1,20 +1,20 @@
 /*
-The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
-defines: LogFile, log_file_open, log_file_line, log_file_sync, log_file_close, log_file_read, log_file_next_line,
-         StepReport, Logger, logger_line_step, logger_truncate, logger_open, logger_print, logger_left, logger_line,
-         logger_step, logger_val, logger_hellaswag, logger_stopped, logger_clear_line, logger_sync, logger_close
+The log of a run: metrics.jsonl for programs, main.log for the tools of llm.c, lines on stdout for people.
+defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logger, logger_next_line, logger_open,
+         logger_sync, logger_close, logger_clear_line, logger_print, logger_left, logger_step, logger_stopped,
+         logger_val, logger_hellaswag
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
-               on a GPU also "mfu":x; "skipped":"reason" if the update was skipped, and "origin":"finding" of
-               --nan-check. {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first with
-               "bits_per_byte":x if the tokenizer is known. n counts finished updates. null: not finite.
-main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
-               a training step. i counts updates from 0, so that i is n - 1.
-stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
-               the first and the last step.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step, on
+               a GPU also "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.
+               {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, with "bits_per_byte":x if the
+               tokenizer is known. n counts finished updates. A number that is not finite is null.
+main.log       "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for a training
+               step, where i = n - 1 counts updates from 0
+stdout         a terminal has one live line, cut to its width; a pipe gets at most one line a second, and always the
+               first and the last step
 
-A resumed run deletes the lines of steps after its checkpoint. A log survives a full disk: lines that cannot be written
-stay in memory, and each new line tries to write all of them again. The file never ends with half a line.
+A resumed run deletes the lines of steps after its checkpoint. When the disk is full, lines wait in memory, and each new
+line tries to write all of them again. A file never ends with half a line.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -24,23 +24,23 @@ stay in memory, and each new line tries to write all of them again. The file nev
 #include <stdarg.h>
 #include <sys/ioctl.h>
 
-// ---- a log that survives a full disk
+// ---- a file that survives a full disk
 
 typedef struct {
     int fd;         // -1: no file
-    off_t written;  // bytes of the file
-    char *pending;  // lines that the file does not have yet
+    off_t written;  // bytes in the file
+    char *pending;  // lines that are not in the file yet
     size_t length;  // of pending
     bool failing;   // the last write failed
     char path[PATH_LENGTH];
 } LogFile;
 
-// Opens or creates a log, but never through a link. empty: begins it anew.
+// Opens or creates a log, but never through a link. empty: starts a new file.
 static inline LogFile log_file_open(const char *path, bool empty) {
     LogFile f = {-1, 0, NULL, 0, false, ""};
     format_path(f.path, "%s", path);
-    bool removed = !empty || unlink(path) == 0 || errno == ENOENT;
-    if (removed) { f.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, FILE_MODE); }
+    bool ready = !empty || unlink(path) == 0 || errno == ENOENT;
+    if (ready) { f.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, FILE_MODE); }
     if (f.fd < 0) {
         run_error("could not open '%s': %s; make it a file in a writable folder, or give another -o", path,
                   errno == ELOOP ? "it is a symbolic link" : strerror(errno));
@@ -49,14 +49,14 @@ static inline LogFile log_file_open(const char *path, bool empty) {
     return f;
 }
 
-// Writes the pending lines. Returns 0 or an errno.
+// Writes the pending lines, all or none. Returns 0 or an errno.
 static inline int log_file_write(LogFile *f) {
     for (size_t done = 0; done < f->length;) {
         ssize_t put = pwrite(f->fd, f->pending + done, f->length - done, f->written + (off_t)done);
         if (put < 0 && errno == EINTR) { continue; }
         if (put <= 0) {
             int error = put < 0 ? errno : EIO, cut = ftruncate(f->fd, f->written);
-            (void)cut;  // half a line would stay until the next write, which begins at `written` too
+            (void)cut;  // if it fails, the next write overwrites the half line
             return error;
         }
         done += (size_t)put;
@@ -66,7 +66,12 @@ static inline int log_file_write(LogFile *f) {
     return 0;
 }
 
-// Writes a line at once: a killed run loses no line. `format` ends with a newline. The first failure is a warning.
+static inline void log_file_warn(const LogFile *f, const char *action, int error, const char *consequence) {
+    fflush(stdout);
+    fprintf(stderr, "train_gpt2: warning: could not %s '%s': %s; %s\n", action, f->path, strerror(error), consequence);
+}
+
+// Writes a line at once, so that a killed run loses none. `format` ends with a newline. The first failure is a warning.
 __attribute__((format(printf, 2, 3))) static inline void log_file_line(LogFile *f, const char *format, ...) {
     va_list values;
     char *line = NULL;
@@ -81,21 +86,9 @@ __attribute__((format(printf, 2, 3))) static inline void log_file_line(LogFile *
     free(line);
     int error = log_file_write(f);
     if (error && !f->failing) {
-        fflush(stdout);
-        fprintf(stderr,
-                "train_gpt2: warning: could not write '%s': %s; its lines stay in memory and are written when there is "
-                "room\n",
-                f->path, strerror(error));
+        log_file_warn(f, "write", error, "its lines stay in memory and are written when there is room");
     }
     f->failing = error != 0;
-}
-
-// Moves the written lines to the disk. A failure is a warning.
-static inline void log_file_sync(const LogFile *f) {
-    if (f->fd < 0 || fsync(f->fd) == 0) { return; }
-    fflush(stdout);
-    fprintf(stderr, "train_gpt2: warning: could not sync '%s': %s; a power cut may lose its last lines\n", f->path,
-            strerror(errno));
 }
 
 // Stops if lines are left that cannot be written. A quota or a network file system may report a failed write only at
@@ -112,10 +105,10 @@ static inline void log_file_close(LogFile *f) {
     }
 }
 
-// ---- the logs of a run that resumes
+// ---- the logs of a resumed run
 
-// Opens a log for reading. NULL: there is none. Stops at one that cannot be opened: its lines would be lost.
-static inline FILE *log_file_read(const char *path) {
+// Opens a log for reading; NULL if there is none.
+static inline FILE *logger_open_old(const char *path) {
     FILE *file = fopen(path, "r");
     if (!file && errno != ENOENT) {
         run_error("could not open '%s': %s; make it readable, then resume again", path, strerror(errno));
@@ -123,18 +116,8 @@ static inline FILE *log_file_read(const char *path) {
     return file;
 }
 
-// Reads a line, with its newline, into *line (*room bytes), which the caller frees. Returns its length, 0 at the end;
-// file NULL: 0. Stops if the file cannot be read.
-static inline size_t log_file_next_line(FILE *file, char **line, size_t *room, const char *path) {
-    ssize_t length = file ? getline(line, room, file) : 0;
-    if (length < 0 && ferror(file)) {
-        run_error("could not read '%s': %s; make it readable, then resume again", path, strerror(errno));
-    }
-    return length > 0 ? (size_t)length : 0;
-}
-
-// The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line, and
-// for half a line, which a killed run may leave.
+// The number of finished updates at which a line was written; -1 for a line in another format, and for half a line,
+// which a killed run may leave.
 static inline long long logger_line_step(const char *line) {
     long long step;
     char kind[4];
@@ -144,19 +127,28 @@ static inline long long logger_line_step(const char *line) {
     return -1;
 }
 
-// Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has these results of `step`.
-// main.log then loses the others: a run that was killed between its two logs evaluates again.
+// Reads the next line into *line, of *room bytes, which the caller frees. Returns its length; 0 at the end, or without
+// a file (NULL).
+static inline size_t logger_next_line(FILE *file, char **line, size_t *room, const char *path) {
+    ssize_t length = file ? getline(line, room, file) : 0;
+    if (length < 0 && ferror(file)) {
+        run_error("could not read '%s': %s; make it readable, then resume again", path, strerror(errno));
+    }
+    return length > 0 ? (size_t)length : 0;
+}
+
+// Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has this result of `step`. If
+// not, main.log loses it too: a run that was killed between its two logs evaluates again.
 static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
-    FILE *old = log_file_read(path);
+    FILE *old = logger_open_old(path);
     if (!old) { return; }
     PartFile rewritten = part_open(path);
     char *line = NULL;
     size_t room = 0;
-    for (size_t length; (length = log_file_next_line(old, &line, &room, path)) > 0;) {
+    for (size_t length; (length = logger_next_line(old, &line, &room, path)) > 0;) {
         long long at = logger_line_step(line);
-        bool again =
-            *line == 's' && at == step && ((!val && strstr(line, "tel:")) || (!hellaswag && strstr(line, "eval:")));
-        if (at >= 0 && at <= step && !again) { part_put(&rewritten, line, length); }
+        bool missing = *line == 's' && ((!val && strstr(line, "tel:")) || (!hellaswag && strstr(line, "eval:")));
+        if (at >= 0 && at <= step && !(missing && at == step)) { part_put(&rewritten, line, length); }
     }
     free(line);
     fclose(old);
@@ -184,42 +176,49 @@ typedef struct {
 typedef struct {
     LogFile metrics, main_log;
     bool terminal;         // stdout is a terminal
-    double last_line;      // time of the last line of a step, in seconds
+    double last_line;      // when the last step was shown, in seconds
     double smoothed_rate;  // tokens per second, exponentially averaged
     int steps_seen;
     StepReport last;  // the last step
     bool shown;       // stdout has the line of the last step
 } Logger;
 
-// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: metrics.jsonl has these results of
-// resumed_step. may_be_live: false if isatty(stdout) means nothing, since mpirun gives its processes a terminal even
-// when it writes to a file. Close with logger_close.
+// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: of logger_truncate. may_be_live: false
+// under mpirun, which gives its processes a terminal even when it writes to a file.
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool val, bool hellaswag,
                                  bool may_be_live) {
+    static const char *const names[] = {"metrics.jsonl", "main.log"};
     Logger log;
-    char metrics[PATH_LENGTH], main_log[PATH_LENGTH];
+    char path[PATH_LENGTH];
     memset(&log, 0, sizeof log);
+    LogFile *files[] = {&log.metrics, &log.main_log};
     log.terminal = may_be_live && isatty(STDOUT_FILENO);
     log.metrics.fd = log.main_log.fd = -1;
-    if (!run_dir) { return log; }
-    format_path(metrics, "%s/metrics.jsonl", run_dir);
-    format_path(main_log, "%s/main.log", run_dir);
-    if (resumed_step > 0) {
-        logger_truncate(metrics, resumed_step, val, hellaswag);
-        logger_truncate(main_log, resumed_step, val, hellaswag);
+    for (int i = 0; i < 2 && run_dir; i++) {
+        format_path(path, "%s/%s", run_dir, names[i]);
+        if (resumed_step > 0) { logger_truncate(path, resumed_step, val, hellaswag); }
+        *files[i] = log_file_open(path, resumed_step == 0);
     }
-    log.metrics = log_file_open(metrics, resumed_step == 0);
-    log.main_log = log_file_open(main_log, resumed_step == 0);
     return log;
 }
 
 // Moves the lines of both logs to the disk.
 static inline void logger_sync(const Logger *log) {
-    log_file_sync(&log->metrics);
-    log_file_sync(&log->main_log);
+    const LogFile *files[] = {&log->metrics, &log->main_log};
+    for (int i = 0; i < 2; i++) {
+        if (files[i]->fd < 0 || fsync(files[i]->fd) == 0) { continue; }
+        log_file_warn(files[i], "sync", errno, "a power cut may lose its last lines");
+    }
 }
 
-// clears the live line of a terminal before something else is printed
+static inline void logger_close(Logger *log) {
+    if (log->terminal) { putchar('\n'); }
+    log_file_write(&log->main_log);  // before log_file_close, which may stop
+    log_file_close(&log->metrics);
+    log_file_close(&log->main_log);
+}
+
+// Clears the live line of a terminal before something else is printed.
 static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
@@ -253,14 +252,10 @@ static inline void logger_tokens(char *text, size_t size, double tokens) {
 // "9:05 left", or from one hour on "11:03:58 left"
 static inline void logger_left(char *text, size_t size, double seconds) {
     long s = (long)seconds;
-    if (s < 3600) {
-        snprintf(text, size, "%ld:%02ld left", s / 60, s % 60);
-    } else {
-        snprintf(text, size, "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
-    }
+    int hours = s < 3600 ? 0 : snprintf(text, size, "%ld:", s / 3600);
+    snprintf(text + hours, size - (size_t)hours, hours ? "%02ld:%02ld left" : "%ld:%02ld left", s / 60 % 60, s % 60);
 }
 
-// tokens from this step to the end of the run
 static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
 
 // The line of a step at `rate` tokens per second. Width 0 is a pipe. On a terminal the most important fields come
@@ -285,7 +280,7 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
 
 static inline void logger_show(const Logger *log, const StepReport *r) {
     char line[LINE_LENGTH];
-    struct winsize window;  // may be resized; some terminals do not report it
+    struct winsize window;  // asked each time, since it may be resized; some terminals do not report it
     bool known = log->terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
     logger_line(line, r, log->smoothed_rate, !log->terminal ? 0 : known ? window.ws_col : 80);
     logger_clear_line(log);
@@ -294,24 +289,20 @@ static inline void logger_show(const Logger *log, const StepReport *r) {
     fflush(stdout);
 }
 
-// appends a member to a JSON object; nan and inf become null
+// appends a member to a JSON object; a number that is not finite is null
 static inline void logger_number(char line[LINE_LENGTH], const char *name, double x) {
     size_t length = strlen(line);
-    if (isfinite(x)) {
-        snprintf(line + length, LINE_LENGTH - length, ",\"%s\":%.9g", name, x);
-    } else {
-        snprintf(line + length, LINE_LENGTH - length, ",\"%s\":null", name);
-    }
+    snprintf(line + length, LINE_LENGTH - length, isfinite(x) ? ",\"%s\":%.9g" : ",\"%s\":null", name, x);
 }
 
 static inline void logger_step_metrics(Logger *log, const StepReport *r, double rate) {
     char line[LINE_LENGTH] = "";
-    logger_number(line, "loss", r->loss);
-    logger_number(line, "grad_norm", r->grad_norm);
-    logger_number(line, "lr", r->lr);
-    logger_number(line, "ms", r->ms);
-    logger_number(line, "tokens_per_s", rate);
-    logger_number(line, "tokens_left", tokens_left(r));
+    const struct {
+        const char *name;
+        double x;
+    } numbers[] = {{"loss", r->loss}, {"grad_norm", r->grad_norm}, {"lr", r->lr},
+                   {"ms", r->ms},     {"tokens_per_s", rate},      {"tokens_left", tokens_left(r)}};
+    for (int i = 0; i < 6; i++) { logger_number(line, numbers[i].name, numbers[i].x); }
     if (r->peak_rate > 0) { logger_number(line, "mfu", rate / r->peak_rate); }
     log_file_line(&log->metrics, "{\"step\":%lld%s%s%s%s%s%s%s}\n", r->step, line, *r->skipped ? ",\"skipped\":\"" : "",
                   r->skipped, *r->skipped ? "\"" : "", *r->origin ? ",\"origin\":\"" : "", r->origin,
@@ -347,7 +338,7 @@ static inline void logger_stopped(Logger *log, long long step, long long max_ste
 
 // ---- evaluations
 
-// bits_per_byte: NAN is left out
+// bits_per_byte: NAN without a tokenizer
 static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
     char bits[64] = "", line[LINE_LENGTH] = "";
     logger_number(line, "val_loss", val_loss);
@@ -364,11 +355,4 @@ static inline void logger_hellaswag(Logger *log, long long step, double accuracy
     log_file_line(&log->main_log, "s:%lld eval:%.4f\n", step, accuracy);
     logger_print(log, step, "HellaSwag accuracy %.4f", accuracy);
     log_file_line(&log->metrics, "{\"step\":%lld,\"hellaswag\":%.9g}\n", step, accuracy);
-}
-
-static inline void logger_close(Logger *log) {
-    if (log->terminal) { putchar('\n'); }
-    log_file_write(&log->main_log);  // before log_file_close, which may stop
-    log_file_close(&log->metrics);
-    log_file_close(&log->main_log);
 }

@@ -1,7 +1,11 @@
 /*
-The ranks of a run: the groups, the check that all ranks have the same input, and each rank's cores and output.
+The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
+signals that end a run with a checkpoint.
 defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine,
-         limit_spinning
+         limit_spinning, catch_signals, received_signal, agreed_signal
+
+The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1, which mpirun forwards without killing the
+ranks. A second signal ends the program at once.
 */
 #pragma once
 #include "llmc/common/hash.h"

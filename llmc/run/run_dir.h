@@ -1,7 +1,8 @@
 /*
-The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
+The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and a resumed run's
+evaluations.
 defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, save_run_config,
-         print_changed_flags, print_changed_schedule
+         print_changed_flags, print_changed_schedule, evaluations_read
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -193,10 +194,10 @@ static inline void print_changed_schedule(const TrainArgs *a, long long before, 
 // counts the evaluations in a file of metrics up to `step`
 static inline void evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
     static const char val_loss[] = "\"val_loss\":";
-    FILE *file = log_file_read(path);
+    FILE *file = logger_open_old(path);
     char *line = NULL;
     size_t room = 0;
-    while (log_file_next_line(file, &line, &room, path) > 0) {
+    while (logger_next_line(file, &line, &room, path) > 0) {
         long long at = logger_line_step(line);
         const char *value = strstr(line, val_loss);
         if (at < 0 || at > step) { continue; }

@@ -1,6 +1,6 @@
 /*
---tokenize: writes the documents of a corpus as token shards.
-defines: tokenize_corpus
+--tokenize: writes the documents of a corpus as token shards. --train-bpe: learns a vocabulary from a corpus.
+defines: tokenize_corpus, train_bpe
 
 Blocks      A thread reads a block of about 1 MiB, encodes it, waits for its turn and writes it. Reading and writing are
             in the order of the corpus, so the shards do not depend on the number of threads.
