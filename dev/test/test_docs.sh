@@ -80,6 +80,7 @@ dry_run() {
     for ((i = 1; i <= $#; i++)); do
         local next=$((i + 1))
         case ${!i} in
+        --self-check) return ;;  # it takes a minute, and test_self_check.sh runs it
         -o) output=${!next} ;;
         -y) resumes=${!next} ;;
         -e) needs_run "${!next}" ;;
@@ -148,12 +149,15 @@ trouble_of() {
 
 # ---- every document
 
+declare -A seen=()  # the commands of earlier documents
 for document in "${documents[@]}"; do
     while IFS= read -r command; do
         if [[ $command =~ ^[a-z_]+=\"[^\`\$]*\"$ ]]; then # a variable of the following commands
             eval "$command"
             continue
         fi
+        [ -z "${seen[$command]:-}" ] || continue
+        seen[$command]=yes
         : >"$out"
         report "$document: $command" "$(trouble_of "$command")"
     done < <(commands "$document")

@@ -153,10 +153,11 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
-# in `make test-all` only: tests of minutes, and test_vectors.sh, which judges the machine code of compilers
+# in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
+# of compilers
 MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
-	test_determinism.sh test_vectors.sh)
-LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
+	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh)
+LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_faults.sh test_comm.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
 
@@ -192,14 +193,17 @@ ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++ bf16)
 
+# Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
+MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
+	$(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) $(BENCHES)
+
 # ---- targets
 
 test: ## test: build and run the tests, 12 minutes on two cores; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
-		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
-		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
+		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 30 minutes
 	dev/test/faults.sh whole
@@ -210,20 +214,16 @@ test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU
 	@scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
-test-programs: build/emulated/train_gpt2 build/test/portable/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) \
-	build/sanitize/train_gpt2 build/sanitize/replay all \
+test-programs: all build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/replay \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
 	@mkdir -p build && rm -f build/tally
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
-	$(build_parallel) test-all-programs
+	$(build_parallel) $(MORE_PROGRAMS)
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
 		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
 		$(ON_HARDWARE) $(ON_SM_75) \
-		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
+		$(MORE_EMULATED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
 
-test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
-	$(MORE_TESTS) $(BITS) $(THREADED) $(BENCHES)
-
-.PHONY: test test-aarch64 test-faults test-programs test-all test-all-programs
+.PHONY: test test-aarch64 test-faults test-programs test-all
