@@ -122,11 +122,9 @@ struct Settings {
     bool only_count_races = false;                // a race does not abort; for tests of the race check
 };
 
-// Instructions executed since the program started, counted per warp; barriers are counted per block.
+// Since the program started.
 struct Counts {
-    uint64_t shuffles = 0, barriers = 0, mma = 0, ldmatrix = 0;
-    uint64_t ldmatrix_wavefronts = 0;  // 4 per ldmatrix_x4 without bank conflicts
-    uint64_t async_copies = 0;         // counted per thread
+    uint64_t async_copies = 0;  // of each thread
     uint64_t races = 0;
 };
 
@@ -468,7 +466,6 @@ inline bool release_block(Block &b) {
     }
     for (Thread &thread : b.threads) { thread.status = RUNNABLE; }
     b.block_barrier = ++b.time;
-    b.counts.barriers++;
     return true;
 }
 
@@ -528,17 +525,6 @@ inline void prepare(Block &b, const char *kernel, dim3 grid, dim3 dim, size_t sh
     }
 }
 
-inline void add_counts(const Counts &from) {
-    Counts &to = counts();
-    to.shuffles += from.shuffles;
-    to.barriers += from.barriers;
-    to.mma += from.mma;
-    to.ldmatrix += from.ldmatrix;
-    to.ldmatrix_wavefronts += from.ldmatrix_wavefronts;
-    to.async_copies += from.async_copies;
-    to.races += from.races;
-}
-
 // Runs `body` for every thread of every block. cuda_runtime.h has checked the limits of threads and shared memory.
 inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
     int64_t num_blocks = static_cast<int64_t>(grid.x) * grid.y * grid.z;
@@ -564,7 +550,10 @@ inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_byte
 #ifdef _OPENMP
 #pragma omp critical
 #endif
-        add_counts(b.counts);
+        {
+            counts().async_copies += b.counts.async_copies;
+            counts().races += b.counts.races;
+        }
         current_block = nullptr;
     }
 }

@@ -213,10 +213,8 @@ enum {
     DEVICE_KILOHERTZ = 1000000,
     DEVICE_L2_BYTES = 4 << 20,
     SHARED_BYTES_BY_DEFAULT = 48 * 1024,
-    SHARED_BYTES_OF_SM = 228 * 1024,
-    THREADS_OF_SM = 2048
+    SHARED_BYTES_OF_SM = 228 * 1024
 };
-static constexpr int SM_75_THREADS_OF_SM = 1024;
 // sm_75: as much as a block may take
 inline int shared_bytes_of_sm() { return settings().capability < 80 ? SM_75_SHARED_BYTES : int{SHARED_BYTES_OF_SM}; }
 
@@ -605,7 +603,6 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     }
     return "unrecognized error code";
 }
-inline cudaError_t cudaPeekAtLastError() { return simt::runtime().last_error; }
 inline cudaError_t cudaGetLastError() {
     return std::exchange(simt::runtime().last_error, simt::runtime().context_error);
 }
@@ -682,19 +679,6 @@ template <class Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *at
     attributes->ptxVersion = simt::settings().capability;
     return cudaSuccess;
 }
-// limited by threads and dynamic shared memory; registers are unknown
-template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, int threads, size_t shared_bytes) {
-    if (threads < 1 || threads > simt::MAX_THREADS) { return simt::failed(cudaErrorInvalidValue); }
-    bool sm_75 = simt::settings().capability < 80;  // from sm_80 on CUDA reserves 1 KB per block
-    int of_sm = simt::shared_bytes_of_sm();
-    int by_shared =
-        static_cast<int>(static_cast<size_t>(of_sm) / std::max<size_t>(shared_bytes + (sm_75 ? 0 : 1024), 1));
-    int by_threads = (sm_75 ? simt::SM_75_THREADS_OF_SM : int{simt::THREADS_OF_SM}) / threads;
-    *blocks = std::min({by_threads, by_shared, sm_75 ? 16 : 32});
-    return cudaSuccess;
-}
-
 // ---- memory
 
 template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {

@@ -1,7 +1,7 @@
 /*
 CUDA's language for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
 defines: dim3, float2 .. uint4, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
-         __ballot_sync .., __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
+         __ballot_sync, __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
          simt::settings, simt::counts, simt::run_grid, simt::wait_for_previous_kernel, and the tensor-core instructions
          that cuda_common.cuh wraps
 
@@ -53,7 +53,6 @@ struct ShuffleOperands {
 };
 
 inline void do_shuffle(Block &b, int warp, uint32_t mask) {
-    b.counts.shuffles++;
     for (int lane = 0; lane < WARP; lane++) {
         if (!(mask >> lane & 1)) { continue; }
         ShuffleOperands &own = operands_of<ShuffleOperands>(b, warp, lane);
@@ -106,21 +105,16 @@ struct LdmatrixOperands {
     bool transposed;
 };
 
-// Reads the rows of matrix m. The 32 banks serve 8 rows in one wavefront, unless two rows share a 16-byte bank group.
 inline void read_matrix(Block &b, int warp, int m, uint16_t (&element)[8][8]) {
-    int rows_in_banks[8] = {0}, wavefronts = 1;
     for (int row = 0; row < 8; row++) {
         int lane = m * 8 + row, thread = warp * WARP + lane;
         uint32_t address = operands_of<LdmatrixOperands>(b, warp, lane).address;
         std::memcpy(element[row], shared_bytes_at(address, 16, thread), 16);
         check_read(address, 16, thread);
-        wavefronts = std::max(wavefronts, ++rows_in_banks[address / 16 % 8]);
     }
-    b.counts.ldmatrix_wavefronts += static_cast<uint64_t>(wavefronts);
 }
 
 inline void do_ldmatrix(Block &b, int warp, uint32_t) {
-    b.counts.ldmatrix++;
     for (int m = 0; m < 4; m++) {
         uint16_t element[8][8];
         read_matrix(b, warp, m, element);
@@ -206,7 +200,6 @@ inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[1
 }
 
 inline void do_mma(Block &block, int warp, uint32_t) {
-    block.counts.mma++;
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < WARP; lane++) {
         const MmaOperands &own = operands_of<MmaOperands>(block, warp, lane);
@@ -266,7 +259,6 @@ template <class T> T update_global(T *address, T (*update)(T, T), T operand) {
 }
 
 template <class T> T sum_of(T a, T b) { return a + b; }
-template <class T> T larger_of(T a, T b) { return a > b ? a : b; }
 
 }  // namespace simt
 
@@ -289,17 +281,11 @@ template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned delta, int 
     int lane = simt::current_lane(), source = lane - static_cast<int>(delta);
     return simt::shuffle(mask, value, source < (lane & -width) ? lane : source);
 }
-template <class T> T __shfl_down_sync(uint32_t mask, T value, unsigned delta, int width = 32) {
-    int lane = simt::current_lane(), source = lane + static_cast<int>(delta);
-    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
-}
 template <class T> T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
     int lane = simt::current_lane(), source = lane ^ lanes;
     return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
 }
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0); }
-inline int __any_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0) != 0; }
-inline int __all_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0) == mask; }
 
 template <class T> T __ldg(const T *p) { return simt::load_global(p); }
 template <class T> T __ldcs(const T *p) { return simt::load_global(p); }
@@ -307,14 +293,8 @@ template <class T> void __stcs(T *p, std::type_identity_t<T> value) { simt::stor
 template <class T> void __stcg(T *p, std::type_identity_t<T> value) { simt::store_global<T>(p, value); }
 
 template <class T> T atomicAdd(T *p, std::type_identity_t<T> x) { return simt::update_global(p, simt::sum_of<T>, x); }
-template <class T> T atomicMax(T *p, std::type_identity_t<T> x) {
-    return simt::update_global(p, simt::larger_of<T>, x);
-}
 template <class T> T atomicAdd(SharedPtr<T> p, std::type_identity_t<T> x) {
     return simt::update_shared<T>(p.address, simt::sum_of<T>, x);
-}
-template <class T> T atomicMax(SharedPtr<T> p, std::type_identity_t<T> x) {
-    return simt::update_shared<T>(p.address, simt::larger_of<T>, x);
 }
 
 inline float __uint_as_float(uint32_t bits) {
