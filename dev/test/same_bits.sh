@@ -11,9 +11,9 @@
 #   ONLY=REGEX       run only cases whose name matches
 #   VOCAB=FILE       GPT-2's vocab.bpe (default ../shared/data/vocab.bpe beside this checkout)
 #   KEEP=FOLDER      an empty or missing folder, in which the runs stay
-# Wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. The config.json
-# of a run is compared as parsed JSON, since the order of flags may change. Every other file of a run is compared by
-# SHA-256.
+# Wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. Of config.json,
+# state.json and a plan, the keys of both trees are compared, since flags come and go. Every other file of a run is
+# compared by SHA-256, but for the checksums in manifest.json.
 # Timing chooses among emulated cuBLASLt algorithms, and algorithms differ in their last bits. Both trees therefore use
 # one autotune cache, which BEFORE fills.
 set -uo pipefail
@@ -99,37 +99,27 @@ first_difference() {
             END { if (text) print text }'
 }
 
-# the first key that differs in two JSON files; numbers that --plan=json gives a rank, if a third argument is `plan`
+# The first key that differs in two JSON files, among the keys of both. A tensor of a plan is compared by its lifetime
+# and its bytes, since its name may change. `auto` stands for the value that the other tree has written.
 compare_json() {
     python3 - "$@" <<'END'
 import json
 import sys
 
-def load(path):
-    with open(path) as file:
-        return json.load(file)
-
 def differences(before, after, at=""):
     if isinstance(before, dict) and isinstance(after, dict):
-        for key in list(before) + [key for key in after if key not in before]:
-            yield from differences(before.get(key, "no value"), after.get(key, "no value"), f"{at}.{key}")
+        for key in sorted(before.keys() & after.keys()):
+            yield from differences(before[key], after[key], f"{at}.{key}")
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for i, pair in enumerate(zip(before, after)):
             yield from differences(*pair, f"{at}[{i}]")
-    elif before != after or type(before) is not type(after):
+    elif "auto" not in (before, after) and (before != after or type(before) is not type(after)):
         yield f"{at[1:]} is {before} against {after}"
 
-def tensors(plan):
-    return {(t["name"], t["lifetime"], t["bytes"]) for rank in plan["ranks"] for t in rank.pop("tensors")}
-
-before, after = load(sys.argv[1]), load(sys.argv[2])
-if sys.argv[3:] == ["plan"]:
-    gone, come = (sorted(f"{t[0]} ({t[1]}, {t[2]} bytes)" for t in some)
-                  for one, other in [(tensors(before), tensors(after))] for some in (one - other, other - one))
-    for words, names in (("only before", gone), ("only after", come)):
-        if names:
-            print(f"note: tensors {words}: {', '.join(names)[:300]}", file=sys.stderr)
-print(next(differences(before, after), ""), end="")
+files = [json.load(open(path)) for path in sys.argv[1:]]
+for rank in [rank for file in files for rank in file.get("ranks", [])]:
+    rank["tensors"] = sorted([tensor["lifetime"], tensor["bytes"]] for tensor in rank["tensors"])
+print(next(differences(*files), ""), end="")
 END
 }
 
@@ -142,6 +132,8 @@ differences_of_files() {
     for file in $(cd before && find . -type f ! -name 'std*' | sort); do
         case $file in
         */metrics.jsonl) first_difference "$(metrics "before/$file")" "$(metrics "after/$file")" ;;
+        */manifest.json) ;; # checksums of the other files
+        */step_*/state.json) compare_json "before/$file" "after/$file" ;;
         */step_*) cmp -s <(sha256sum <"before/$file") <(sha256sum <"after/$file") || cmp "before/$file" "after/$file" ;;
         */config.json) compare_json "before/$file" "after/$file" ;;
         *) cmp "before/$file" "after/$file" ;;
@@ -155,7 +147,7 @@ differences_of_stdout() { # samples | all | plan | none
         case $1 in
         samples) first_difference "$(samples "before/$file")" "$(samples "after/$file")" ;;
         all) cmp "before/$file" "after/$file" ;;
-        plan) compare_json "before/$file" "after/$file" plan 2>>notes ;;
+        plan) compare_json "before/$file" "after/$file" ;;
         esac 2>&1 | sed "s|^|${file#./}: |"
     done
 }
