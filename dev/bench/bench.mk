@@ -23,7 +23,6 @@ $(PREDICTORS): dev/bench/predict.cu build/flags
 	$(compile)
 
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
-BENCHES := $(filter-out build/bench/parallel_regions,$(BENCHES)) build/bench/parallel_regions.so
 
 bench: build/bench/bench_ops ## bench: every operation, as a share of the measured copy and matmul ceilings; minutes
 	@build/bench/bench_ops
@@ -53,16 +52,11 @@ openblas = $(call links,cblas.h openblas_config.h,$(openblas_flags) $(openblas_l
 build/bench/bench_matmul: options = $(onednn:yes=-DHAVE_ONEDNN) $(if $(openblas),-DHAVE_OPENBLAS $(openblas_flags))
 build/bench/bench_matmul: libraries = $(onednn:yes=-ldnnl) $(if $(openblas),$(openblas_libraries))
 
-# bench_cpu.py preloads this library
-build/bench/parallel_regions.so: dev/bench/parallel_regions.c build/flags
-	@mkdir -p $(@D)
-	$(CC) -O2 -Wall -Wextra -Werror -shared -fPIC $< -o $@
-
 # bench_matmul is recompiled, since setup.sh may have installed a peer
 bench-cpu: ## bench: training steps and GEMMs on this CPU, against the newest PyTorch (5 GB); 25 minutes
 	@scripts/setup.sh bench
 	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/portable/train_gpt2 build/bench/bench_matmul \
-		build/bench/dump_run build/bench/parallel_regions.so
+		build/bench/dump_run
 	@dev/bench/bench_cpu.py $(ARGS)
 
 long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, descriptors and speed stay

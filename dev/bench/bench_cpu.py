@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Training steps on the CPU beside PyTorch, idle and busy, GEMMs beside oneDNN and OpenBLAS, parallel regions, losses.
+"""Training steps on the CPU against PyTorch, idle and busy, GEMMs against oneDNN and OpenBLAS, losses.
 
     make bench-cpu        (for a look: make bench-cpu ARGS='--rounds 1 --skip-loss')
 
@@ -68,11 +68,11 @@ def our_times(text, case, way, threads):
 
 
 class Torch:
-    """dev/oracle/bench.py --serve: one process for all turns, since torch.compile takes long"""
+    """dev/oracle/bench.py: one process for all turns, since torch.compile takes long"""
 
     def __init__(self, case, flags, threads):
         self.case = case
-        command = [TORCH, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads), *flags]
+        command = [TORCH, os.path.join(ROOT, "dev/oracle/bench.py"), "--threads", str(threads), *flags]
         for name in ("shape", "B", "T", "V"):
             command += ["--" + name, str(case[name])]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -270,44 +270,6 @@ def matmul_tables(by_threads):
     return lines + details + [""]
 
 
-# ---- parallel regions
-
-
-def regions_of_run(text, way, threads, steps):
-    """(counts of dev/bench/parallel_regions.c, sum of the times of the steps in ms) of a run of the first model"""
-    with tempfile.TemporaryDirectory() as run:
-        command = step_command(text, PRESET, way, threads, run) + ["-x", str(steps)]
-        preload = {**ENVIRONMENT, "LD_PRELOAD": os.path.join(ROOT, "build/bench/parallel_regions.so")}
-        done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                              env=preload)
-        with open(os.path.join(run, "metrics.jsonl")) as metrics:
-            return json.loads(done.stderr.splitlines()[-1]), sum(json.loads(line)["ms"] for line in metrics)
-
-
-def region_table(text, threads, rounds):
-    """Times of a long run less those of a short one: steps alone, without a start. The round with the median share"""
-    short, long = 20, 120
-    lines = ["### Parallel regions of a step, 4 layers, 4 heads, 128 channels", "",
-             "Waking: from the call of a region to the start of its last thread, the median round; below 0 is noise. "
-             "Waits at barriers within regions are left out.", "",
-             "| program | threads | regions | barriers within regions | waking, ms a step | share of the step |",
-             "|---" * 6 + "|"]
-    for name, way in our_ways().items():
-        log(f"parallel regions, {name}")
-        measured = []
-        for _ in range(rounds):
-            (a, ms_a), (b, ms_b) = (regions_of_run(text, way, threads, steps) for steps in (short, long))
-            step = {count: (b[count] - a[count]) / (long - short) for count in a}
-            measured.append((step["wake_ms"] * (long - short) / (ms_b - ms_a), step))
-        share, step = sorted(measured, key=lambda pair: pair[0])[len(measured) // 2]
-        if step["regions"] == 0:
-            log("the trainer was not built with gcc's OpenMP: its parallel regions are not counted")
-            return []
-        lines.append(f"| {name} | {threads} | {step['regions']:.0f} | {step['barriers']:.0f} | {step['wake_ms']:.2f} | "
-                     f"{100 * share:.1f} % |")
-    return lines + [""]
-
-
 # ---- losses
 
 
@@ -412,7 +374,6 @@ def main():
     lines = head(matmuls[threads[-1]][0], torch_version, args.rounds, load)
     lines += steps_and_busy(text, threads, args.rounds, WAYS if torch_version else [])
     lines += matmul_tables(matmuls)
-    lines += region_table(text, threads[-1], args.rounds)
     if not args.skip_loss:
         lines += loss_table(end_losses(text, torch_version))
     report = "\n".join(lines)

@@ -24,16 +24,6 @@ Products  Each matmul with the epilogue of training, after the algorithms were c
           llmc/matmul_kernels.cuh, for epilogues that cuBLASLt lacks or does slower.
 Share     The larger of two times over the measured one: bytes moved (ops.h) at copy bandwidth, FLOPs at the GEMM
           rate. `bound` names the larger.
-
-A candidate is timed in turns with the operation it would replace, on the same arrays, and the results are compared. It
-is a file with a function of the operation's signature. The build names the file:
-    static void my_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) { ... }
-    static Ops candidate_ops(Ops base) {
-        base.gelu_forward = my_gelu_forward;
-        return base;
-    }
-    cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
-Every row then has a second line. Operations without a candidate measure about 1.00x, which shows the noise.
 */
 #include "llmc/run/backends.h"
 #include "llmc/run/flags.h"
@@ -45,13 +35,6 @@ Every row then has a second line. Operations without a candidate measure about 1
 #ifdef HAVE_CUDA
 #include "roofline.h"
 #endif
-#ifdef CANDIDATE
-#include CANDIDATE
-enum { MAX_TABLES = 2 };
-#else
-enum { MAX_TABLES = 1 };
-#endif
-
 enum { WARM_UP = 3, MIN_RUNS = 20, MAX_RUNS = 50 };
 static const double ENOUGH_SECONDS = 0.3;
 
@@ -344,10 +327,10 @@ static void problem_release(const Device *device, Problem *p) {
 
 typedef struct {
     double median, p10, p90;  // seconds
-    double speed;             // the first table's time over this one's: the median over the turns
 } Times;
 
-static double seconds_of(Bench *b, Problem *p, const Ops *ops) {
+static double seconds_of(Bench *b, Problem *p) {
+    const Ops *ops = b->backend->ops;
     problem_restart(p, &b->exec);
     empty_caches(b);
 #ifdef HAVE_CUDA
@@ -374,31 +357,22 @@ static int compare_doubles(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-// the tables take turns, so that a slower machine slows all of them
-static void measure(Bench *b, Problem *p, const Ops *const *tables, int num_tables, Times *times) {
-    static double seconds[MAX_TABLES][MAX_RUNS];
+static Times measure(Bench *b, Problem *p) {
+    static double seconds[MAX_RUNS];
     int least = b->options.small ? 2 : MIN_RUNS, most = b->options.small ? 2 : MAX_RUNS, runs = 0;
     double total = 0;
-    for (int i = 0; i < WARM_UP * num_tables; i++) { seconds_of(b, p, tables[i % num_tables]); }
+    for (int i = 0; i < WARM_UP; i++) { seconds_of(b, p); }
     for (; runs < least || (runs < most && total < ENOUGH_SECONDS); runs++) {
-        for (int t = 0; t < num_tables; t++) { total += seconds[t][runs] = seconds_of(b, p, tables[t]); }
+        total += seconds[runs] = seconds_of(b, p);
     }
-    for (int t = num_tables - 1; t >= 0; t--) {  // the first table is sorted last
-        double ratios[MAX_RUNS];
-        for (int i = 0; i < runs; i++) { ratios[i] = seconds[0][i] / seconds[t][i]; }
-        qsort(ratios, (size_t)runs, sizeof(double), compare_doubles);
-        times[t].speed = ratios[runs / 2];
-        qsort(seconds[t], (size_t)runs, sizeof(double), compare_doubles);
-        times[t].median = seconds[t][runs / 2];
-        times[t].p10 = seconds[t][runs / 10];
-        times[t].p90 = seconds[t][runs - 1 - runs / 10];
-    }
+    qsort(seconds, (size_t)runs, sizeof(double), compare_doubles);
+    Times times = {seconds[runs / 2], seconds[runs / 10], seconds[runs - 1 - runs / 10]};
+    return times;
 }
 
 static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int variant, Problem *what) {
-    Times times;
     *what = problem_place(b->backend->device, op, s, variant);
-    measure(b, what, &b->backend->ops, 1, &times);
+    Times times = measure(b, what);
     problem_release(b->backend->device, what);
     return times;
 }
@@ -424,33 +398,6 @@ static void measure_ceilings(Bench *b, const char *when) {
            b->flops_per_second / 1e12);
     fflush(stdout);
 }
-
-#ifdef CANDIDATE
-// array i after a run by `ops`; the caller frees it
-static double *result_of(Bench *b, Problem *p, const Ops *ops, int i) {
-    void *bytes = xmalloc(array_bytes(&p->array[i]));
-    problem_restart(p, &b->exec);
-    problem_run(p, ops, &b->exec);
-    b->backend->device->download(bytes, p->array[i].data, array_bytes(&p->array[i]));
-    double *values = array_doubles(&p->array[i], bytes);
-    free(bytes);
-    return values;
-}
-
-// the largest ||candidate - production|| / ||production|| of the operation's outputs
-static double difference(Bench *b, Problem *p, const Ops *const *tables) {
-    double largest = 0;
-    for (int i = 0; i < p->num_arrays; i++) {
-        if (p->array[i].role == INPUT) { continue; }
-        double *wanted = result_of(b, p, tables[0], i), *got = result_of(b, p, tables[1], i);
-        double error = relative_error(got, wanted, p->array[i].n);
-        if (!(error <= largest)) { largest = error; }
-        free(wanted);
-        free(got);
-    }
-    return largest;
-}
-#endif
 
 // ---- the table
 
@@ -506,17 +453,17 @@ static double predicted_us(const Bench *b, const Problem *p, const Recorded *r) 
 #endif
 
 // the number of kernels and the predicted time, as cells of the table
-static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
+static void print_kernels(const Bench *b, Problem *p) {
 #ifdef HAVE_CUDA
     if (on_gpu(&b->exec)) {
         record_start(&b->exec);
-        problem_run(p, ops, (Exec *)&b->exec);
+        problem_run(p, b->backend->ops, (Exec *)&b->exec);
         Recorded r = record_stop(&b->exec);
         printf(r.others ? " %d + %d |" : " %d |", r.kernels, r.others);
         printf(" %.1f |", predicted_us(b, p, &r));
     }
 #endif
-    (void)b, (void)p, (void)ops;
+    (void)b, (void)p;
 }
 
 #ifdef HAVE_CUDA
@@ -582,25 +529,12 @@ static void list_products(Bench *b) {
 static void bench_row(Bench *b, const OpCase *op, const BenchRow *row) {
     OpShape s = shape_of(b, op, row);
     Problem p = problem_place(b->backend->device, op, &s, row->variant);
-    Times times[MAX_TABLES];
     char name[128];
     snprintf(name, sizeof name, "%s%s%s", op->name, *row->what ? ": " : "", row->what);
-#ifdef CANDIDATE
-    Ops candidate = candidate_ops(*b->backend->ops);
-    const Ops *const tables[] = {b->backend->ops, &candidate};
-    measure(b, &p, tables, 2, times);
-    print_times(b, &p, name, &times[0]);
-    print_kernels(b, &p, tables[0]);
-    printf(" | |\n");
-    print_times(b, &p, "candidate", &times[1]);
-    print_kernels(b, &p, tables[1]);
-    printf(" %.2fx | %.1e |\n", times[1].speed, difference(b, &p, tables));
-#else
-    measure(b, &p, &b->backend->ops, 1, times);
-    print_times(b, &p, name, times);
-    print_kernels(b, &p, b->backend->ops);
+    Times times = measure(b, &p);
+    print_times(b, &p, name, &times);
+    print_kernels(b, &p);
     printf("\n");
-#endif
     fflush(stdout);
     problem_release(b->backend->device, &p);
 }
@@ -623,10 +557,9 @@ static void bench_operation(Bench *b, const OpCase *op) {
 static void bench_operations(Bench *b) {
     bool gpu = on_gpu(&b->exec);
     measure_ceilings(b, "");
-    printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share |%s%s\n"
-           "|---|---|---|---|---|---|---|%s%s\n",
-           gpu ? " kernels | predicted, us |" : "", MAX_TABLES > 1 ? " speed | off by |" : "", gpu ? "---|---|" : "",
-           MAX_TABLES > 1 ? "---|---|" : "");
+    printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share "
+           "|%s\n|---|---|---|---|---|---|---|%s\n",
+           gpu ? " kernels | predicted, us |" : "", gpu ? "---|---|" : "");
     for (int i = 0; i < NUM_OP_CASES; i++) {
         if (op_chosen(b, &op_cases[i])) { bench_operation(b, &op_cases[i]); }
     }

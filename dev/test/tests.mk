@@ -18,8 +18,7 @@ EMULATED_GPU := -DHAVE_CUDA -Idev/emulator
 build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/%: libraries = -lcmocka
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
-build/test/test_gradients build/test/test_tensor_parallel build/aarch64/test_gradients \
-	build/aarch64/test_tensor_parallel: precision = fp64
+build/test/test_gradients build/aarch64/test_gradients: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
 	build/check/bf16 build/check/nccl build/cuda/test_nccl_bf16: comm = yes
 
