@@ -53,7 +53,7 @@ static Model model_make(Weights weights, DType moments, const size_t counts[NUM_
 static void model_free(Model *m) {
     OptimizerState *s = &m->state;
     void *const blocks[] = {s->params, s->master, s->remainder, s->m, s->v, s->m_scales, s->v_scales, m->grads};
-    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) { free(blocks[i]); }
+    for (size_t i = 0; i < LEN(blocks); i++) { free(blocks[i]); }
 }
 
 // the weight in the precision of the state
@@ -119,8 +119,7 @@ static void step_of_range(Model *m, size_t begin, size_t end, int step_number) {
 // ---- weights and remainders
 
 // Weight and remainder restore every bit pattern. The weight is rounded to nearest even, except for ties and NaNs.
-static void test_every_pattern_is_split_and_joined(void **state) {
-    (void)state;
+TEST(test_every_pattern_is_split_and_joined) {
     int64_t lost = 0, not_nearest = 0;
 #pragma omp parallel for schedule(static) reduction(+ : lost, not_nearest)
     for (int64_t upper = 0; upper < 65536; upper++) {
@@ -138,8 +137,7 @@ static void test_every_pattern_is_split_and_joined(void **state) {
 }
 
 // ties round up in magnitude; a carry goes into the exponent, to infinity and through the sign
-static void test_the_split_of_special_numbers(void **state) {
-    (void)state;
+TEST(test_the_split_of_special_numbers) {
     static const struct {
         uint32_t bits, weight;
         int remainder;
@@ -150,7 +148,7 @@ static void test_the_split_of_special_numbers(void **state) {
         {0x7FC00000, 0x7FC0, 0},      {0x7FFFFFFF, 0x8000, -1},      {0xFFFFFFFF, 0x0000, -1},
         {0x00000001, 0x0000, 1},      {0x80008000, 0x8001, -0x8000}, {0xBF808000, 0xBF81, -0x8000},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         float f = bits_to_float(cases[i].bits);
         assert_int_equal(split_weight(f).bits, cases[i].weight);
         assert_int_equal(split_remainder(f), cases[i].remainder);
@@ -172,8 +170,7 @@ static void set_random_grads(Model *m, uint64_t step_number) {
 }
 
 // A thousand steps with remainders equal a thousand steps with an fp32 master, bit for bit.
-static void test_split_is_the_master(void **state) {
-    (void)state;
+TEST(test_split_is_the_master) {
     for (int type = 0; type < 3; type++) {
         Model master = model_make(MASTER, moment_types[type], small_counts);
         Model split = model_make(SPLIT, moment_types[type], small_counts);
@@ -201,8 +198,7 @@ static void test_split_is_the_master(void **state) {
 }
 
 // A tensor updated range by range, each range in arrays of its own, equals the whole tensor, bit for bit.
-static void test_ranges_are_the_whole(void **state) {
-    (void)state;
+TEST(test_ranges_are_the_whole) {
     static const size_t counts[NUM_TENSORS] = {700, 0, 0}, cuts[] = {0, 256, 384, 700};
     for (int k = 0; k < 9; k++) {
         Model whole = model_make((Weights)(k % 3), moment_types[k / 3], counts);
@@ -228,8 +224,7 @@ static void test_ranges_are_the_whole(void **state) {
 
 // A slice of columns, as with tensor parallelism, is rounded like the whole tensor, bit for bit. 8-bit moments are left
 // out: their scales depend on the neighbours.
-static void test_columns_are_rounded_as_the_whole(void **state) {
-    (void)state;
+TEST(test_columns_are_rounded_as_the_whole) {
     enum { ROWS = 60, COLS = 30 };
     static const size_t first[] = {0, 7, 8, 17}, cols[] = {30, 11, 4, 13};
     for (int k = 0; k < 4 * 3 * 2; k++) {
@@ -263,8 +258,7 @@ static void test_columns_are_rounded_as_the_whole(void **state) {
 }
 
 // a norm that is not finite changes nothing, with any storage
-static void test_nothing_changes_without_a_norm(void **state) {
-    (void)state;
+TEST(test_nothing_changes_without_a_norm) {
     static const real norms[] = {INFINITY, NAN};
     for (int k = 0; k < 9 * 2; k++) {
         Weights weights = (Weights)(k % 3);
@@ -434,15 +428,9 @@ static void check_rounding(DType moments) {
     rounding_free(&r);
 }
 
-static void test_rounding_to_bf16(void **state) {
-    (void)state;
-    check_rounding(DT_BF16);
-}
+TEST(test_rounding_to_bf16) { check_rounding(DT_BF16); }
 
-static void test_rounding_to_codes(void **state) {
-    (void)state;
-    check_rounding(DT_U8);
-}
+TEST(test_rounding_to_codes) { check_rounding(DT_U8); }
 
 // ---- the second moment decays
 
@@ -477,8 +465,7 @@ static void check_decay(DType moments, double limit) {
 }
 
 // 1000 steps with beta2 = 0.999. The error of one element is then 7 % in bf16 and 4 % in 8 bits; 7196 are averaged.
-static void test_v_decays(void **state) {
-    (void)state;
+TEST(test_v_decays) {
     check_decay(DT_BF16, 0.005);
     check_decay(DT_U8, 0.005);
 }
@@ -502,8 +489,7 @@ static double level_of_v(DType moments, double beta2, int steps) {
 }
 
 // the equilibrium of v: 1 with exact moments, larger in 8 bits by the percentages of moments.h
-static void test_level_of_v(void **state) {
-    (void)state;
+TEST(test_level_of_v) {
     double slow = level_of_v(DT_REAL, 0.999, 6000), fast = level_of_v(DT_REAL, 0.95, 1000);
     assert_true(fabs(slow - 1) < 0.03 && fabs(fast - 1) < 0.01);
     assert_true(fabs(level_of_v(DT_BF16, 0.999, 6000) / slow - 1) < 0.003);
@@ -513,8 +499,7 @@ static void test_level_of_v(void **state) {
 }
 
 // rounded to nearest, v would never change
-static void test_v_would_not_decay_to_nearest(void **state) {
-    (void)state;
+TEST(test_v_would_not_decay_to_nearest) {
     for (uint32_t bits = 0x3F80; bits < 0x4080; bits++) {
         bf16 v = {(uint16_t)bits};
         assert_int_equal(float_to_bf16(0.999f * bf16_to_float(v)).bits, bits);
@@ -576,8 +561,7 @@ static void check_block(const Model *model, size_t begin, size_t end) {
     if (largest_root == 0) { assert_true(model->state.v_scales[begin / MOMENT_BLOCK] == 0); }
 }
 
-static void test_error_of_codes(void **state) {
-    (void)state;
+TEST(test_error_of_codes) {
     Model m = model_make(ALONE, DT_U8, small_counts);
     for (int fill = 0; fill < NUM_FILLS; fill++) {
         for (uint64_t seed = 1; seed <= 200; seed++) {
@@ -594,8 +578,7 @@ static void test_error_of_codes(void **state) {
 }
 
 // every code is the code of its number, and larger codes have larger numbers
-static void test_codes_and_numbers(void **state) {
-    (void)state;
+TEST(test_codes_and_numbers) {
     for (int mantissa = M_MANTISSA; mantissa <= V_MANTISSA; mantissa++) {
         uint32_t last = mantissa == M_MANTISSA ? 0x7F : 0xFF;
         assert_true(code_number(0, mantissa) == 0 && code_number(1u << mantissa, mantissa) == 1);
@@ -610,8 +593,7 @@ static void test_codes_and_numbers(void **state) {
 }
 
 // an infinite moment is stored as the largest number and decodes to a finite one
-static void test_infinite_moments(void **state) {
-    (void)state;
+TEST(test_infinite_moments) {
     float m = m_scale(INFINITY), root = v_scale(INFINITY);
     float inverse_m = inverse_scale(m), inverse_root = inverse_scale(root);
     for (uint32_t random_bits = 0; random_bits < 65536; random_bits += 4369) {
@@ -682,8 +664,7 @@ static double train(const Regression *r, DType moments, uint64_t seed) {
     return loss;
 }
 
-static void test_training_with_small_moments(void **state) {
-    (void)state;
+TEST(test_training_with_small_moments) {
     static Regression r;
     regression_make(&r);
     Model zero = model_make(MASTER, DT_REAL, large_counts);
@@ -701,23 +682,4 @@ static void test_training_with_small_moments(void **state) {
     assert_true(fp32 < start / 50);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_pattern_is_split_and_joined),
-        cmocka_unit_test(test_the_split_of_special_numbers),
-        cmocka_unit_test(test_split_is_the_master),
-        cmocka_unit_test(test_ranges_are_the_whole),
-        cmocka_unit_test(test_columns_are_rounded_as_the_whole),
-        cmocka_unit_test(test_nothing_changes_without_a_norm),
-        cmocka_unit_test(test_rounding_to_bf16),
-        cmocka_unit_test(test_rounding_to_codes),
-        cmocka_unit_test(test_v_decays),
-        cmocka_unit_test(test_level_of_v),
-        cmocka_unit_test(test_v_would_not_decay_to_nearest),
-        cmocka_unit_test(test_error_of_codes),
-        cmocka_unit_test(test_codes_and_numbers),
-        cmocka_unit_test(test_infinite_moments),
-        cmocka_unit_test(test_training_with_small_moments),
-    };
-    return cmocka_run_group_tests_name("adamw", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("adamw"); }

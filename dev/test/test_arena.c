@@ -30,8 +30,7 @@ static const size_t example_bytes[NUM_TENSORS] = {256, 256, 512, 256, 0, 1792, 2
 
 // ---- the plan
 
-static void test_offsets(void **state) {
-    (void)state;
+TEST(test_offsets) {
     Plan plan = example_plan();
     size_t ends[2] = {0, 0};
     assert_int_equal(plan.count, NUM_TENSORS);
@@ -46,8 +45,7 @@ static void test_offsets(void **state) {
     plan_free(&plan);
 }
 
-static void test_sums(void **state) {
-    (void)state;
+TEST(test_sums) {
     Plan plan = example_plan(), empty = {NULL, 0};
     assert_int_equal(plan_bytes(&plan, STATE), 256);
     assert_int_equal(plan_bytes(&plan, SAVED), 256 + 1792);
@@ -60,8 +58,7 @@ static void test_sums(void **state) {
 }
 
 // offsets and sums past 4 GiB are size_t, not int
-static void test_large_sizes(void **state) {
-    (void)state;
+TEST(test_large_sizes) {
     Plan plan = {NULL, 0};
     plan_add(&plan, 0, "logits", SCRATCH, DT_BF16, 3, (const size_t[]){64, 1024, 50304});
     plan_add(&plan, 0, "logits_again", SCRATCH, DT_F32, 3, (const size_t[]){64, 1024, 50304});
@@ -83,8 +80,7 @@ static void add_sum_overflow(void *unused) {
     for (int i = 0; i < 4; i++) { plan_add(&plan, 0, "large", STATE, DT_F32, 2, large); }
 }
 
-static void test_unaddressable(void **state) {
-    (void)state;
+TEST(test_unaddressable) {
     assert_stops(2, "huge would take more memory", add_product_overflow, NULL);
     assert_stops(2, "large would take more memory", add_sum_overflow, NULL);
 }
@@ -101,8 +97,7 @@ static const char *string(const cJSON *object, const char *key) {
     return text;
 }
 
-static void test_json(void **state) {
-    (void)state;
+TEST(test_json) {
     static const char *const lifetimes[NUM_TENSORS] = {"state", "saved", "scratch", "host",
                                                        "state", "saved", "scratch", "host"};
     static const char *const dtypes[NUM_TENSORS] = {"F32", "BF16", "F32", "I16", "U8", "F64", "I32", "F32"};
@@ -132,8 +127,7 @@ static void test_json(void **state) {
 }
 
 // The table has a header, a line per tensor, a line per lifetime, and the device's total before the host's lines.
-static void test_print(void **state) {
-    (void)state;
+TEST(test_print) {
     Plan plan = {NULL, 0};
     plan_add(&plan, 0, "widest", SAVED, DT_F32, 4, (const size_t[]){(size_t)1 << 20, 1, 1, 3});
     plan_add(&plan, 0, "pinned", HOST, DT_F32, 1, (const size_t[]){1 << 20});
@@ -179,8 +173,7 @@ static void dirty_release_host(void *p) {
     free(p);
 }
 
-static void test_arena(void **state) {
-    (void)state;
+TEST(test_arena) {
     allocated = allocated_host = released = released_host = 0;
     Device dirty_device = cpu_device;
     dirty_device.allocate = dirty_allocate;
@@ -221,8 +214,7 @@ static void acquire_twice(void *argument) {
 
 static void acquire_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 17); }
 
-static void test_scratch(void **state) {
-    (void)state;
+TEST(test_scratch) {
     unsigned char memory[64] = {0};
     Scratch scratch = {memory, sizeof memory, NULL, &cpu_device, NULL};
     assert_ptr_equal(scratch_acquire(&scratch, "dln2", 16), memory);
@@ -241,8 +233,7 @@ static void test_scratch(void **state) {
 }
 
 // in parts, by several threads
-static void test_large_copy(void **state) {
-    (void)state;
+TEST(test_large_copy) {
     enum { BYTES = (3 << 20) + 5 };
     unsigned char *from = (unsigned char *)xmalloc(BYTES), *to = (unsigned char *)xcalloc(1, BYTES + 1);
     for (size_t i = 0; i < BYTES; i++) { from[i] = (unsigned char)(i * 2654435761u >> 13); }
@@ -253,8 +244,7 @@ static void test_large_copy(void **state) {
     free(to);
 }
 
-static void test_large_zero(void **state) {
-    (void)state;
+TEST(test_large_zero) {
     enum { BYTES = (3 << 20) + 5 };
     unsigned char *memory = (unsigned char *)xmalloc(BYTES + 1), *zeros = (unsigned char *)xcalloc(1, BYTES);
     memset(memory, 1, BYTES + 1);
@@ -286,8 +276,7 @@ static void assert_group(const char *root, size_t limit, size_t room) {
     assert_int_equal(m.room, room);
 }
 
-static void test_control_groups_2(void **state) {
-    (void)state;
+TEST(test_control_groups_2) {
     const char *root = temp_path("groups2");
     assert_group(root, SIZE_MAX, SIZE_MAX);  // a system without control groups
     // a container sees its own group as the root
@@ -311,8 +300,7 @@ static void test_control_groups_2(void **state) {
     assert_group(root, 8100, 50);
 }
 
-static void test_control_groups_1(void **state) {
-    (void)state;
+TEST(test_control_groups_1) {
     const char *root = temp_path("groups1");
     write_in(root, "proc/self/cgroup", "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n1:name=systemd:/docker/1\n0::/\n");
     write_in(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
@@ -324,20 +312,4 @@ static void test_control_groups_1(void **state) {
     assert_group(root, 5000, 4100);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offsets),
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_large_sizes),
-        cmocka_unit_test(test_unaddressable),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_print),
-        cmocka_unit_test(test_arena),
-        cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_large_copy),
-        cmocka_unit_test(test_large_zero),
-        cmocka_unit_test(test_control_groups_1),
-        cmocka_unit_test(test_control_groups_2),
-    };
-    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("memory"); }

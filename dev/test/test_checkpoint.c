@@ -15,7 +15,6 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 
 enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65 };
 
@@ -162,31 +161,6 @@ static void assert_same_moments(const OptimizerState *a, const OptimizerState *b
     assert_same_bytes(a->v_scales, b->v_scales, n / MOMENT_BLOCK * sizeof(float));
 }
 
-// a new folder in temp_dir()
-static const char *new_run(const char *name) {
-    const char *path = temp_path(name);
-    assert_int_equal(mkdir(path, 0777), 0);
-    return path;
-}
-
-// valid until the eighth call after it
-static const char *joined(const char *folder, const char *name) {
-    static char paths[8][PATH_LENGTH];
-    static int next;
-    char *path = paths[next++ % 8];
-    format_path(path, "%s/%s", folder, name);
-    return path;
-}
-
-static bool exists(const char *folder, const char *name) { return access(joined(folder, name), F_OK) == 0; }
-
-static void write_text(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-}
-
 // saves RUN/step_NNNNNNNN, as the last checkpoint of a run
 static void save_model(const char *run, long long step, const ModelState *s, const cJSON *state) {
     char name[32];
@@ -249,11 +223,14 @@ static void load_checkpoint(void *folder) {
 
 // ---- saving
 
-static void test_round_trip(void **state) {
-    (void)state;
-    const char *folder = save_step(new_run("round"), 3, "");
+TEST(test_round_trip) {
+    const char *folder = save_step(new_folder("round"), 3, "");
     for (int i = 0; i < NUM_FILES; i++) { assert_true(exists(folder, checkpoint_files[i])); }
     assert_holds(folder, 3);
+    cJSON *json = read_json(joined(folder, "config.json"));
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "model_type")), "gpt2");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "activation_function")), "gelu_new");
+    cJSON_Delete(json);
 }
 
 // FOLDER/NAME: families of tensors, written by all ranks one after another
@@ -273,11 +250,10 @@ static void write_families(const char *folder, const char *name, const TensorFam
 
 // A checkpoint of a build of the other precision. Exact weights are in the weights of an fp32 file, and in the masters
 // of a bf16 file.
-static void test_other_precision(void **state) {
-    (void)state;
+TEST(test_other_precision) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *folder = save_step(new_run("other"), 3, "");
+    const char *folder = save_step(new_folder("other"), 3, "");
     ModelState s = random_model(&c, 3);
     bool other_rounds = DT_FLOATX != DT_BF16;
     const OptimizerState *o = &s.optimizer;
@@ -309,11 +285,10 @@ static Kind kind_of(int weights, int moments) {
 }
 
 // a run with the same flags resumes with the same bits
-static void test_every_kind_round_trips(void **state) {
-    (void)state;
+TEST(test_every_kind_round_trips) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *run = new_run("kinds");
+    const char *run = new_folder("kinds");
     for (int i = 0; i < WEIGHT_KINDS * MOMENT_KINDS; i++) {
         Kind kind = kind_of(i % WEIGHT_KINDS, i / WEIGHT_KINDS);
         const char *folder = save_kind(run, i + 1, "", kind);
@@ -326,11 +301,10 @@ static void test_every_kind_round_trips(void **state) {
 }
 
 // The file is the same with masters and with remainders, and loads into either with the bits of a new run.
-static void test_masters_become_remainders_and_back(void **state) {
-    (void)state;
+TEST(test_masters_become_remainders_and_back) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *run = new_run("masters");
+    const char *run = new_folder("masters");
     for (int from = 1; from <= 2; from++) {
         Kind kind = kind_of(from, 0), other = kind_of(3 - from, 0);
         const char *folder = save_kind(run, 1 + from, "", kind);
@@ -372,11 +346,10 @@ static void assert_says(const char *folder, Kind kind, const char *words) {
 }
 
 // A run without masters saves none. A run with masters starts them as the rounded weights and prints a note.
-static void test_masters_from_rounded_weights(void **state) {
-    (void)state;
+TEST(test_masters_from_rounded_weights) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *folder = save_kind(new_run("none"), 1, "", kind_of(0, 0));
+    const char *folder = save_kind(new_folder("none"), 1, "", kind_of(0, 0));
     SafeTensors file = safetensors_open(joined(folder, "optimizer.safetensors"));
     assert_null(safetensors_find(&file, "master.wte.weight"));
     safetensors_close(&file);
@@ -396,11 +369,10 @@ static void test_masters_from_rounded_weights(void **state) {
 }
 
 // a run without masters rounds the masters of the file to nearest even
-static void test_masters_not_wanted(void **state) {
-    (void)state;
+TEST(test_masters_not_wanted) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *folder = save_kind(new_run("unwanted"), 1, "", kind_of(1, 0));
+    const char *folder = save_kind(new_folder("unwanted"), 1, "", kind_of(1, 0));
     ModelState saved = random_kind(&c, 1, kind_of(1, 0)), loaded = load_kind(folder, &c, kind_of(0, 0));
     for (size_t i = 0; i < n; i++) {
         floatX expected = to_floatX(saved.optimizer.master[i]);
@@ -439,11 +411,10 @@ static void set_moments(OptimizerState *o, const GPT2Config *c) {
 
 // Each type of moments loads into each other. Rounding to nearest errs by at most half the distance of two codes: 2^-4
 // of an m, 2^-5 of the root of a v, and so 2^-4 of a v.
-static void test_moments_are_converted(void **state) {
-    (void)state;
+TEST(test_moments_are_converted) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *run = new_run("converted");
+    const char *run = new_folder("converted");
     static const double error[MOMENT_KINDS] = {0, 0x1p-8, 0x1p-4};
     for (int from = 0; from < MOMENT_KINDS; from++) {
         ModelState saved = random_kind(&c, 1, kind_of(0, from));
@@ -587,15 +558,14 @@ static void check_ranks(const char *folder, const ModelState *whole, Kind kind, 
 
 // saves step_00000001 of a new run and returns the saved model
 static ModelState save_whole(char folder[PATH_LENGTH], const char *name, const GPT2Config *c, Kind kind) {
-    const char *run = new_run(name);
+    const char *run = new_folder(name);
     ModelState whole = random_kind(c, 1, kind);
     checkpoint_path(folder, run, 1);
     save_model(run, 1, &whole, NULL);
     return whole;
 }
 
-static void test_ranks_read_their_ranges(void **state) {
-    (void)state;
+TEST(test_ranks_read_their_ranges) {
     GPT2Config c = small_config();
     for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
         char name[32], folder[PATH_LENGTH];
@@ -608,8 +578,7 @@ static void test_ranks_read_their_ranges(void **state) {
 }
 
 // tensors of more than one chunk
-static void test_large_tensors(void **state) {
-    (void)state;
+TEST(test_large_tensors) {
     GPT2Config c = {4, 0, 0, 1, 1, 4};
     config_set_vocab(&c, 2 * CHUNK_ELEMENTS / 4 + 5);
     for (int k = 0; k < MOMENT_KINDS; k++) {
@@ -659,8 +628,7 @@ static void assert_same_numbers(const ModelState *rank, const ModelState *alone)
 }
 
 // Codes saved with -tp t load bit for bit with the same t and any number of ranks. Other runs load the decoded numbers.
-static void test_codes_of_slices(void **state) {
-    (void)state;
+TEST(test_codes_of_slices) {
     GPT2Config c = {MAX_T, 0, 0, 1, 3, 96};  // a slice of some tensors has many scales
     config_set_vocab(&c, 300);
     char folder[PATH_LENGTH];
@@ -668,7 +636,7 @@ static void test_codes_of_slices(void **state) {
     for (int slices = 2; slices <= MOST_SLICES; slices++) {
         ModelState ranks[2 * MOST_SLICES];
         Sharding sharding = {2, 0, 3, slices, 0, 0};
-        const char *of_slices = new_run(slices == 2 ? "of2" : "of3");
+        const char *of_slices = new_folder(slices == 2 ? "of2" : "of3");
         for (int rank = 0; rank < sharding_size(sharding); rank++) {
             ranks[rank] = empty_shard(&c, kind_of(0, 2), sharding_of(sharding, rank));
             load_into(folder, &ranks[rank]);
@@ -715,11 +683,10 @@ static void load_codes(void *folder) {
 }
 
 // codes without scales, with scales of another type or number; moments of a type that holds no numbers
-static void test_broken_moments(void **state) {
-    (void)state;
+TEST(test_broken_moments) {
     GPT2Config c = small_config();
     size_t n = param_layout(&c).total;
-    const char *folder = save_kind(new_run("moments"), 1, "", kind_of(0, 2));
+    const char *folder = save_kind(new_folder("moments"), 1, "", kind_of(0, 2));
     uint8_t *zeros = (uint8_t *)xcalloc(2 * n, sizeof(double));
     const struct {
         TensorFamily m, scales;
@@ -735,7 +702,7 @@ static void test_broken_moments(void **state) {
         {{"m.", zeros, NULL, DT_I32, false}, {"x.", zeros, NULL, DT_U8, true}, "holds I32, expected"},
         {{"m.", zeros, NULL, DT_U8, true}, {"x.", zeros, NULL, DT_U8, true}, "tensor m.wte.weight has another shape"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         const TensorFamily families[] = {cases[i].m, cases[i].scales};
         write_families(folder, "optimizer.safetensors", families, 2);
         assert_stops(2, cases[i].says, load_codes, (void *)folder);
@@ -743,59 +710,6 @@ static void test_broken_moments(void **state) {
     write_scales_of_another(folder, zeros);
     assert_stops(2, "another tensor m_scales.wte.weight, expected 5 numbers in F32", load_codes, (void *)folder);
     free(zeros);
-}
-
-// weights alone, from the file's own path; its config.json lies beside it
-static void test_weights_only(void **state) {
-    (void)state;
-    const char *folder = save_step(new_run("weights"), 1, "");
-    unlink(joined(folder, "state.json"));
-    unlink(joined(folder, "optimizer.safetensors"));
-    ModelFile file = model_open(joined(folder, "model.safetensors"));
-    GPT2Config c = small_config();
-    assert_memory_equal(&file.config, &c, sizeof c);
-    model_close(&file);
-}
-
-// Conv1D weights are (in, out) in the file, the vocabulary has no padding, vectors have one dimension
-static void test_hugging_face_layout(void **state) {
-    (void)state;
-    GPT2Config c = small_config();
-    ModelState s = random_model(&c, 1);
-    ParamLayout layout = param_layout(&c);
-    const char *folder = save_step(new_run("layout"), 1, "");
-    SafeTensors file = safetensors_open(joined(folder, "model.safetensors"));
-    const SafeTensor *fc = safetensors_find(&file, "h.1.mlp.c_fc.weight"), *wte = safetensors_find(&file, "wte.weight");
-    const SafeTensor *bias = safetensors_find(&file, "h.1.mlp.c_fc.bias");
-    assert_int_equal(file.num_tensors, 4 + 12 * L);
-    assert_true(fc && fc->num_dims == 2 && fc->shape[0] == C && fc->shape[1] == 4 * C && fc->dtype == DT_FLOATX);
-    assert_true(wte && wte->num_dims == 2 && wte->shape[0] == V && wte->shape[1] == C);
-    assert_true(bias && bias->num_dims == 1 && bias->shape[0] == 4 * C);
-    floatX stored[4 * C * C];
-    safetensors_read(&file, fc, 0, stored, sizeof stored);
-    const floatX *ours = s.optimizer.params + param_offset(&layout, FCW, 1);
-    for (size_t out = 0; out < 4 * C; out++) {
-        for (size_t in = 0; in < C; in++) {
-            assert_memory_equal(&stored[in * 4 * C + out], &ours[out * C + in], sizeof(floatX));
-        }
-    }
-    safetensors_close(&file);
-    free_model(&s);
-}
-
-static void test_config_written(void **state) {
-    (void)state;
-    const char *folder = save_step(new_run("config"), 1, "");
-    const char *path = joined(folder, "config.json");
-    cJSON *json = read_json(path);
-    assert_int_equal(json_whole(json, "n_layer", 1, 99, path), L);
-    assert_int_equal(json_whole(json, "n_head", 1, 99, path), NH);
-    assert_int_equal(json_whole(json, "n_embd", 1, 99, path), C);
-    assert_int_equal(json_whole(json, "n_positions", 1, 99, path), MAX_T);
-    assert_int_equal(json_whole(json, "vocab_size", 1, 99, path), V);
-    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "model_type")), "gpt2");
-    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "activation_function")), "gelu_new");
-    cJSON_Delete(json);
 }
 
 // saves a checkpoint with a tokenizer; returns its folder
@@ -822,19 +736,18 @@ static void assert_special_ids(const char *folder, int bos, int eos) {
 }
 
 // A checkpoint holds its model's tokenizer, and the ids that begin and end a text.
-static void test_tokenizer_saved(void **state) {
-    (void)state;
+TEST(test_tokenizer_saved) {
     static const char merges[] = "a b\nab c\n";
     write_text(temp_path("two.bpe"), merges);
     Tokenizer bpe = tokenizer_load(temp_path("two.bpe")), bytes = tokenizer_bytes();
-    const char *folder = save_with(new_run("with_bpe"), &bpe);
+    const char *folder = save_with(new_folder("with_bpe"), &bpe);
     Tokenizer loaded = tokenizer_open(joined(folder, "merges.txt"));
     assert_true(tokenizer_fingerprint(&loaded) == tokenizer_fingerprint(&bpe));
     assert_true(exists(folder, "vocab.json") && exists(folder, "tokenizer_config.json"));
     assert_false(exists(folder, "tokenizer.json"));
     assert_special_ids(folder, 258, 258);
 
-    folder = save_with(new_run("with_bytes"), &bytes);
+    folder = save_with(new_folder("with_bytes"), &bytes);
     assert_true(exists(folder, "tokenizer.json") && exists(folder, "tokenizer_config.json"));
     assert_false(exists(folder, "merges.txt"));
     assert_special_ids(folder, '\n', -1);
@@ -842,7 +755,7 @@ static void test_tokenizer_saved(void **state) {
     assert_true(tokenizer_fingerprint(&read) == tokenizer_fingerprint(&bytes) && !read.merges);
     tokenizer_free(&read);
 
-    folder = save_with(new_run("with_none"), NULL);
+    folder = save_with(new_folder("with_none"), NULL);
     assert_false(exists(folder, "tokenizer_config.json"));
     assert_special_ids(folder, V - 1, V - 1);
     tokenizer_free(&loaded);
@@ -859,10 +772,9 @@ static size_t data_bytes(const char *path) {
     return bytes;
 }
 
-static void test_bytes_promised(void **state) {
-    (void)state;
+TEST(test_bytes_promised) {
     GPT2Config c = small_config();
-    const char *run = new_run("bytes");
+    const char *run = new_folder("bytes");
     for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
         Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
         const char *folder = save_kind(run, k + 1, "", kind);
@@ -882,9 +794,8 @@ static void make_folder(const char *run, const char *name) {
 }
 
 // a save deletes what killed runs left, brings back RUN/best whose replacement was killed, and nothing else
-static void test_leftovers(void **state) {
-    (void)state;
-    const char *run = new_run("leftovers");
+TEST(test_leftovers) {
+    const char *run = new_folder("leftovers");
     static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp",
                                         "best.tmp",          "best_b.tmp",        "best.old"};
     static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp",  "step_00000005.txt",
@@ -919,9 +830,8 @@ static void save_best(void *run) {
 
 // RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so
 // does a copy of a checkpoint.
-static void test_replaced(void **state) {
-    (void)state;
-    const char *run = new_run("twice"), *folder = save_step(run, 1, "");
+TEST(test_replaced) {
+    const char *run = new_folder("twice"), *folder = save_step(run, 1, "");
     char best[PATH_LENGTH];
     format_path(best, "%s/best", run);
     assert_int_equal(symlink("step_00000001", best), 0);
@@ -959,9 +869,8 @@ static void check_without_files(void *folder) {
 
 // The error names the file, the checkpoint before it, and the command that resumes from it. A file that cannot be read
 // now is not damaged.
-static void test_damaged(void **state) {
-    (void)state;
-    const char *run = new_run("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
+TEST(test_damaged) {
+    const char *run = new_folder("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
     char words[2048];
     check_to_resume((void *)folder);
     snprintf(words, sizeof words,
@@ -1005,21 +914,14 @@ static void assert_json_x(const char *path, double x) {
 }
 
 // a failed write leaves the old file as it is
-static void test_json_is_whole_or_as_before(void **state) {
-    (void)state;
-    struct rlimit usual_limit, limit;
-    const char *folder = new_run("json"), *path = joined(folder, "config.json");
+TEST(test_json_is_whole_or_as_before) {
+    const char *folder = new_folder("json"), *path = joined(folder, "config.json");
     cJSON *first = cJSON_Parse("{\"x\":1}"), *second = cJSON_Parse("{\"x\":2}");
     assert_int_equal(write_json(path, first), 0);
     assert_json_x(path, 1);
-    assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual_limit), 0);
-    limit = usual_limit;
-    limit.rlim_cur = 3;
-    signal(SIGXFSZ, SIG_IGN);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit_files(3);
     int error = write_json(path, second);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual_limit), 0);
-    signal(SIGXFSZ, SIG_DFL);
+    limit_files(RLIM_INFINITY);
     assert_int_equal(error, EFBIG);
     assert_json_x(path, 1);
     assert_false(exists(folder, "config.json.part"));
@@ -1034,13 +936,12 @@ static void test_json_is_whole_or_as_before(void **state) {
     cJSON_Delete(second);
 }
 
-static void test_try_read_json(void **state) {
-    (void)state;
+TEST(test_try_read_json) {
     static const char *const bad[] = {"", "[]", "2", "null", "{\"x\":1", "x"};
-    const char *folder = new_run("try"), *path = joined(folder, "a.json");
+    const char *folder = new_folder("try"), *path = joined(folder, "a.json");
     assert_null(try_read_json(path));
     assert_null(try_read_json(folder));
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < LEN(bad); i++) {
         write_text(path, bad[i]);
         assert_null(try_read_json(path));
     }
@@ -1060,21 +961,18 @@ static char long_note[65536];
 
 static void save_on_full_disk(void *argument) {
     const FullDisk *disk = (const FullDisk *)argument;
-    struct rlimit limit = {disk->largest_file, disk->largest_file};
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
+    limit_files(disk->largest_file);
     save_step(disk->run, 2, long_note);
 }
 
-static void test_full_disk(void **state) {
-    (void)state;
+TEST(test_full_disk) {
     memset(long_note, 'x', sizeof long_note - 1);
     GPT2Config c = small_config();
     rlim_t weights = num_parameters(&c) * sizeof(floatX);
     const rlim_t largest[] = {0, 100, weights, 2 * weights + 8192, sizeof long_note - 1};
-    FullDisk disk = {new_run("full"), 0};
+    FullDisk disk = {new_folder("full"), 0};
     const char *earlier = save_step(disk.run, 1, "");
-    for (size_t i = 0; i < sizeof largest / sizeof largest[0]; i++) {
+    for (size_t i = 0; i < LEN(largest); i++) {
         disk.largest_file = largest[i];
         assert_stops(1, "step_00000002': File too large; the checkpoints before it are whole", save_on_full_disk,
                      &disk);
@@ -1115,9 +1013,8 @@ static void fill_tiny_disk(void *run) {
     save_step(tiny_disk, 2, long_note);
 }
 
-static void test_tiny_disk(void **state) {
-    (void)state;
-    const char *run = new_run("tiny");
+TEST(test_tiny_disk) {
+    const char *run = new_folder("tiny");
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) { _exit(mount_tiny_disk(run) ? 0 : 77); }
@@ -1129,10 +1026,9 @@ static void test_tiny_disk(void **state) {
 
 static void save_into_nothing(void *run) { save_step((const char *)run, 1, ""); }
 
-static void test_no_run_directory(void **state) {
-    (void)state;
+TEST(test_no_run_directory) {
     assert_stops(1, "No such file or directory", save_into_nothing, (void *)temp_path("nowhere"));
-    const char *run = new_run("occupied");
+    const char *run = new_folder("occupied");
     write_text(joined(run, "step_00000001.tmp"), "a file where the folder goes");
     assert_stops(1, "File exists", save_into_nothing, (void *)run);
 }
@@ -1156,8 +1052,7 @@ static void save_among_others(void *argument) {
 }
 
 // The error names the failed rank and a remedy, and no folder is left.
-static void test_failed_rank_is_named(void **state) {
-    (void)state;
+TEST(test_failed_rank_is_named) {
     const char *shared = "make -o one folder that all ranks see and may write";
     const struct {
         int rank, error, culprit;
@@ -1170,10 +1065,10 @@ static void test_failed_rank_is_named(void **state) {
                  {0, ENOTDIR, 0, "could not", shared},
                  {0, EIO, 0, "could not", "fix that"},
                  {3, ENOENT, 3, "could not", shared}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         char words[1024], name[32];
         snprintf(name, sizeof name, "named%zu", i);
-        FailedSave save = {new_run(name), cases[i].rank, {0}};
+        FailedSave save = {new_folder(name), cases[i].rank, {0}};
         if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
         snprintf(words, sizeof words,
                  "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
@@ -1186,20 +1081,17 @@ static void test_failed_rank_is_named(void **state) {
 
 // ---- the checkpoints of a run
 
-static void test_latest(void **state) {
-    (void)state;
-    const char *run = new_run("latest");
+TEST(test_latest) {
+    const char *run = new_folder("latest");
     static const char *const others[] = {"step_00000099.tmp", "step_00000099.old", "step_100",       "step_",
                                          "step_000000999",    "step_-0000999",     "step_+0000999",  "step_ 0000999",
                                          "step_00000999x",    "xstep_00000999",    "step_0000009.9", "Step_00000999"};
     assert_int_equal(checkpoint_latest(temp_path("no_such_run")), -1);
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        assert_int_equal(mkdir(joined(run, others[i]), 0777), 0);
-    }
+    for (size_t i = 0; i < LEN(others); i++) { assert_int_equal(mkdir(joined(run, others[i]), 0777), 0); }
     assert_int_equal(checkpoint_latest(run), -1);
     static const long long steps[] = {0, 7, 3, 99999999, 100000000, 123456789012};
     static const long long latest[] = {0, 7, 7, 99999999, 100000000, 123456789012};
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+    for (size_t i = 0; i < LEN(steps); i++) {
         char path[PATH_LENGTH];
         checkpoint_path(path, run, steps[i]);
         assert_int_equal(mkdir(path, 0777), 0);
@@ -1216,9 +1108,8 @@ static int done_files(const char *run) {
 }
 
 // DONE_NNNNNNNN is there if and only if the checkpoint is; other files stay
-static void test_sync_done(void **state) {
-    (void)state;
-    const char *run = new_run("done");
+TEST(test_sync_done) {
+    const char *run = new_folder("done");
     static const char *const stale[] = {"DONE_00000003", "DONE_00000099", "DONE_123456789012"};
     static const char *const kept[] = {"DONE_3", "DONE_", "DONE_00000003.txt", "DONE_-0000003", "done_00000003"};
     for (size_t i = 0; i < 3; i++) { write_text(joined(run, stale[i]), ""); }
@@ -1244,10 +1135,9 @@ static void test_sync_done(void **state) {
 static void mark_step_1(void *run) { checkpoint_mark_done((const char *)run, 1, NULL, true); }
 
 // a saved checkpoint is marked once it is asked for; a failure says that the checkpoint is whole
-static void test_mark_done(void **state) {
-    (void)state;
-    const char *run = new_run("marked"), *says = "DONE_00000001': No such file or directory; the checkpoint of that "
-                                                 "step is whole: make -o one folder";
+TEST(test_mark_done) {
+    const char *run = new_folder("marked"), *says = "DONE_00000001': No such file or directory; the checkpoint of that "
+                                                    "step is whole: make -o one folder";
     save_step(run, 1, "");
     assert_false(exists(run, "DONE_00000001"));
     for (int i = 0; i < 2; i++) { mark_step_1((void *)run); }
@@ -1255,8 +1145,7 @@ static void test_mark_done(void **state) {
     assert_stops(1, says, mark_step_1, (void *)temp_path("no_such_run"));
 }
 
-static void test_prune(void **state) {
-    (void)state;
+TEST(test_prune) {
     static const struct {
         int keep, major_every;
         const char *left;  // of steps 10, 20, .. 60
@@ -1274,10 +1163,10 @@ static void test_prune(void **state) {
         {3, 40, "30 40 50 60 "},
         {1, 7, "60 "},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         char name[32], left[64] = "";
         snprintf(name, sizeof name, "prune%zu", i);
-        const char *run = new_run(name);
+        const char *run = new_folder(name);
         for (long long step = 10; step <= 60; step += 10) {
             char path[PATH_LENGTH];
             checkpoint_path(path, run, step);
@@ -1305,133 +1194,29 @@ static void test_prune(void **state) {
 
 // ---- bad folders
 
-static void open_model(void *path) { model_open((const char *)path); }
-
 static void load_state(void *folder) { checkpoint_load_state((const char *)folder); }
 
-// a config.json of the model, but for the value of `key`
-static const char *config_with(const char *key, const char *value) {
-    static char text[1024];
-    static const char *const good[][2] = {{"n_layer", "2"},
-                                          {"n_head", "2"},
-                                          {"n_embd", "8"},
-                                          {"n_positions", "16"},
-                                          {"vocab_size", "65"},
-                                          {"activation_function", "\"gelu_new\""},
-                                          {"layer_norm_epsilon", "1e-05"},
-                                          {"n_inner", "null"},
-                                          {"scale_attn_weights", "true"},
-                                          {"scale_attn_by_inverse_layer_idx", "false"},
-                                          {"reorder_and_upcast_attn", "false"},
-                                          {"tie_word_embeddings", "true"}};
-    int at = snprintf(text, sizeof text, "{\"model_type\":\"gpt2\"");
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        const char *chosen = strcmp(key, good[i][0]) == 0 ? value : good[i][1];
-        at += snprintf(text + at, sizeof text - (size_t)at, ",\"%s\":%s", good[i][0], chosen);
-    }
-    snprintf(text + at, sizeof text - (size_t)at, "}");
-    return text;
-}
-
-static void test_lying_configs(void **state) {
-    (void)state;
+TEST(test_broken_files) {
     static const struct {
-        const char *key, *value, *says;
-    } cases[] = {
-        {"n_layer", "1", "has more layers than the 1"},
-        {"n_layer", "3", "has no tensor h.2.ln_1.weight"},
-        {"n_layer", "16777216", "has no tensor h.2.ln_1.weight"},
-        {"n_layer", "0", "expected a whole number"},
-        {"n_layer", "-2", "expected a whole number"},
-        {"n_layer", "2.5", "expected a whole number"},
-        {"n_layer", "1e300", "expected a whole number"},
-        {"n_layer", "1e999", "expected a whole number"},
-        {"n_layer", "4294967298", "expected a whole number"},  // 2 once cut to 32 bits
-        {"n_layer", "\"2\"", "no number named \"n_layer\""},
-        {"n_layer", "null", "no number named \"n_layer\""},
-        {"n_layer", "NaN", "not a JSON object"},
-        {"n_head", "3", "3 heads do not divide 8 channels"},
-        {"n_head", "0", "expected a whole number"},
-        {"n_embd", "16", "tensor wte.weight has another shape than the model's 65 x 16"},
-        {"n_embd", "16777216", "a head of 8388608 channels"},
-        {"n_positions", "17", "tensor wpe.weight has another shape than the model's 17 x 8"},
-        {"n_positions", "[16]", "no number named \"n_positions\""},
-        {"vocab_size", "64", "tensor wte.weight has another shape than the model's 64 x 8"},
-        {"vocab_size", "128", "tensor wte.weight has another shape than the model's 128 x 8"},
-        {"vocab_size", "16777217", "expected a whole number"},
-        {"activation_function", "\"relu\"", "has \"relu\" as \"activation_function\", expected GPT-2's own"},
-        {"activation_function", "null", "has null as \"activation_function\""},
-        {"layer_norm_epsilon", "1e-6", "has 1e-06 as \"layer_norm_epsilon\", expected GPT-2's own, 1e-05"},
-        {"layer_norm_epsilon", "0", "has 0 as \"layer_norm_epsilon\""},
-        {"layer_norm_epsilon", "\"1e-05\"", "as \"layer_norm_epsilon\""},
-        {"n_inner", "8", "has 8 as \"n_inner\""},
-        {"n_inner", "33", "has 33 as \"n_inner\""},
-        {"scale_attn_weights", "false", "has false as \"scale_attn_weights\""},
-        {"scale_attn_by_inverse_layer_idx", "true", "has true as \"scale_attn_by_inverse_layer_idx\""},
-        {"tie_word_embeddings", "false", "has false as \"tie_word_embeddings\""},
-    };
-    static const char *const same[][2] = {{"", ""},
-                                          {"n_inner", "32"},
-                                          {"n_inner", "32.0"},
-                                          {"layer_norm_epsilon", "0.00001"},
-                                          {"reorder_and_upcast_attn", "true"}};
-    const char *folder = save_step(new_run("lying"), 1, ""), *path = joined(folder, "config.json");
-    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
-        write_text(path, config_with(same[i][0], same[i][1]));
-        assert_holds(folder, 1);
-    }
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_text(path, config_with(cases[i].key, cases[i].value));
-        assert_stops(2, cases[i].says, open_model, (void *)folder);
-    }
-}
-
-static void test_broken_files(void **state) {
-    (void)state;
-    enum { DELETED = -1, SHORTER = -2 };  // or the bytes that are left, else `text` replaces the file
-    static const struct {
-        const char *file, *text;
-        int left;
+        const char *file, *text;  // NULL: deleted
         void (*load)(void *folder);
         const char *says;
     } cases[] = {
-        {"config.json", "", 0, open_model, "config.json' is not a JSON object"},
-        {"config.json", "[]", 0, open_model, "config.json' is not a JSON object"},
-        {"config.json", "2", 0, open_model, "config.json' is not a JSON object"},
-        {"config.json", "{\"n_layer\":2,", 0, open_model, "config.json' is not a JSON object"},
-        {"config.json", "{\"n_layer\" 2}", 0, open_model, "config.json' is not a JSON object"},
-        {"config.json", "{}", 0, open_model, "no number named \"n_layer\""},
-        // the shape is then read off the tensors, but 8 channels are no heads of 64
-        {"config.json", NULL, DELETED, open_model, "put a config.json with n_head beside it"},
-        {"model.safetensors", NULL, SHORTER, open_model, "bytes of data, expected"},
-        {"model.safetensors", NULL, 2000, open_model, "model.safetensors'"},
-        {"model.safetensors", NULL, 100, open_model, "model.safetensors'"},
-        {"model.safetensors", NULL, 7, open_model, "model.safetensors'"},
-        {"model.safetensors", NULL, 0, open_model, "model.safetensors'"},
-        {"model.safetensors", NULL, DELETED, open_model, "No such file"},
-        {"optimizer.safetensors", "cut", 0, load_checkpoint, "optimizer.safetensors'"},
-        {"optimizer.safetensors", NULL, DELETED, load_checkpoint, "No such file"},
-        {"state.json", "", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", "[1]", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", "{\"step\":1", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", "null", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", "{\"step\":1}}", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", "{} 0", 0, load_state, "state.json' is not a JSON object"},
-        {"state.json", NULL, DELETED, load_state, "state.json' is missing"},
+        {"optimizer.safetensors", "cut", load_checkpoint, "optimizer.safetensors'"},
+        {"optimizer.safetensors", NULL, load_checkpoint, "No such file"},
+        {"state.json", "", load_state, "state.json' is not a JSON object"},
+        {"state.json", "[1]", load_state, "state.json' is not a JSON object"},
+        {"state.json", "{\"step\":1", load_state, "state.json' is not a JSON object"},
+        {"state.json", "null", load_state, "state.json' is not a JSON object"},
+        {"state.json", "{\"step\":1}}", load_state, "state.json' is not a JSON object"},
+        {"state.json", "{} 0", load_state, "state.json' is not a JSON object"},
+        {"state.json", NULL, load_state, "state.json' is missing"},
     };
-    const char *run = new_run("broken");
-    assert_stops(2, "No such file", open_model, (void *)temp_path("no_such_folder"));
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const char *run = new_folder("broken");
+    for (size_t i = 0; i < LEN(cases); i++) {
         const char *folder = save_step(run, 1, ""), *path = joined(folder, cases[i].file);
-        struct stat info;
-        assert_int_equal(stat(path, &info), 0);
-        if (cases[i].text) {
-            write_text(path, cases[i].text);
-        } else if (cases[i].left == DELETED) {
-            unlink(path);
-        } else {
-            assert_int_equal(truncate(path, cases[i].left == SHORTER ? info.st_size - 1 : cases[i].left), 0);
-        }
+        unlink(path);
+        if (cases[i].text) { write_text(path, cases[i].text); }
         assert_stops(2, cases[i].says, cases[i].load, (void *)folder);
         remove_checkpoint(folder);
     }
@@ -1448,8 +1233,7 @@ static void read_whole(void *argument) {
     json_whole(c->json, "step", c->min, c->max, "state.json");
 }
 
-static void test_json_whole(void **state) {
-    (void)state;
+TEST(test_json_whole) {
     WholeCase bad[] = {
         {"{}", 0, 9, NULL},
         {"{\"Step\":1}", 0, 9, NULL},
@@ -1463,7 +1247,7 @@ static void test_json_whole(void **state) {
         {"{\"step\":[1]}", 0, 9, NULL},
         {"{\"step\":-1e999}", 0, 0x1p53, NULL},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < LEN(bad); i++) {
         bad[i].json = cJSON_Parse(bad[i].text);
         assert_non_null(bad[i].json);
         assert_stops(2, "'state.json' has", read_whole, &bad[i]);
@@ -1475,9 +1259,8 @@ static void test_json_whole(void **state) {
     cJSON_Delete(json);
 }
 
-static void test_broken_optimizer(void **state) {
-    (void)state;
-    const char *run = new_run("optimizer"), *folder = save_step(run, 1, "");
+TEST(test_broken_optimizer) {
+    const char *run = new_folder("optimizer"), *folder = save_step(run, 1, "");
     const char *path = joined(folder, "optimizer.safetensors");
     GPT2Config other = small_config();
     config_set_vocab(&other, V + 1);
@@ -1491,201 +1274,20 @@ static void test_broken_optimizer(void **state) {
     free_model(&s);
 }
 
-// ---- files of other programs
-
-// a file of another program
-typedef struct {
-    const char *prefix;
-    DType dtype;
-    int without;        // a parameter that the last layer lacks; NUM_PARAM_TENSORS: none
-    int reshaped;       // a parameter with one row too many; NUM_PARAM_TENSORS: none
-    const char *extra;  // a tensor that no GPT-2 needs; NULL: none
-    size_t head_rows;   // of lm_head.weight; 0: none
-    int head_differs;   // index of the 16-bit word in which lm_head.weight is not wte.weight; -1: none
-} Foreign;
-
-// finite F16 numbers of every size and sign
-static uint16_t foreign_bits(size_t i) { return (uint16_t)((rng_bits(5, 5, i) & 0xBFFFu) | (i % 2) << 10); }
-
-// FOLDER/model.safetensors; element i of a tensor is foreign_bits(i) in F16, else zero
-static void write_foreign(const char *folder, const GPT2Config *c, const Foreign *f) {
-    uint16_t bits[65536] = {0};
-    for (size_t i = 0; f->dtype == DT_F16 && i < sizeof bits / sizeof bits[0]; i++) { bits[i] = foreign_bits(i); }
-    SafeTensorsWriter w = safetensors_create(joined(folder, "model.safetensors"));
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        size_t rows = param_used_rows((ParamId)id, c) + (id == f->reshaped), cols = param_cols((ParamId)id, c);
-        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE && id != f->reshaped;
-        size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
-        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
-            char name[NAME_LENGTH], full[2 * NAME_LENGTH];
-            param_name(name, sizeof name, (ParamId)id, layer);
-            snprintf(full, sizeof full, "%s%s", f->prefix, name);
-            if (id == f->without && layer == param_layers((ParamId)id, c) - 1) { continue; }
-            safetensors_declare(&w, full, f->dtype, vector ? 1 : 2, vector ? &cols : shape);
-        }
-    }
-    size_t mask[4] = {1, 1, (size_t)c->max_seq_len, (size_t)c->max_seq_len};
-    if (f->extra) { safetensors_declare(&w, f->extra, DT_U8, 4, mask); }
-    const size_t head_shape[2] = {f->head_rows, (size_t)c->channels};
-    int head = f->head_rows ? safetensors_declare(&w, "lm_head.weight", f->dtype, 2, head_shape) : -1;
-    safetensors_begin(&w);
-    for (int i = 0; i < w.num_tensors; i++) {
-        if (i == head && f->head_differs >= 0) { bits[f->head_differs] ^= 1; }
-        size_t bytes = (size_t)(w.tensors[i].end - w.tensors[i].begin);
-        assert_in_range(bytes, 1, sizeof bits);
-        safetensors_write(&w, i, 0, bits, bytes);
-    }
-    assert_int_equal(safetensors_finish(&w), 0);
-}
-
-static const Foreign usual = {"", DT_F32, NUM_PARAM_TENSORS, NUM_PARAM_TENSORS, NULL, 0, -1};
-
-// half precision, a prefix before every name, a causal mask: as in some files of GPT2LMHeadModel
-static void test_hugging_face_file(void **state) {
-    (void)state;
-    GPT2Config c = small_config();
-    Foreign f = usual;
-    f.prefix = "transformer.";
-    f.dtype = DT_F16;
-    f.extra = "transformer.h.0.attn.bias";
-    const char *folder = new_run("foreign");
-    write_foreign(folder, &c, &f);
-    write_text(joined(folder, "config.json"), config_with("", ""));
-    ModelFile file = model_open(folder);
-    assert_memory_equal(&file.config, &c, sizeof c);
-    ParamLayout layout = param_layout(&c);
-    real *block = (real *)xcalloc(layout.total, sizeof(real));
-    block_load(&file, "", block);
-    model_close(&file);
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        size_t rows = param_used_rows((ParamId)id, &c), cols = param_cols((ParamId)id, &c);
-        for (size_t i = 0; i < rows * cols; i++) {
-            size_t place = param_specs[id].transposed ? i % cols * rows + i / cols : i;
-            real expected = (real)f16_to_float(foreign_bits(place));
-            assert_true(block[param_offset(&layout, (ParamId)id, 0) + i] == expected);
-        }
-    }
-    free(block);
-}
-
-// a file without config.json: heads have 64 channels, as in every GPT-2
-static void test_shape_from_tensors(void **state) {
-    (void)state;
+// A model without config.json has heads of 64 channels, as in every GPT-2.
+TEST(test_shape_from_tensors) {
     GPT2Config c = {4, 0, 0, 3, 1, 64};
     config_set_vocab(&c, 30);
-    const char *folder = new_run("alone");
-    write_foreign(folder, &c, &usual);
+    char folder[PATH_LENGTH];
+    ModelState s = save_whole(folder, "alone", &c, usual_kind());
+    unlink(joined(folder, "config.json"));
     ModelFile file = model_open(joined(folder, "model.safetensors"));
     assert_memory_equal(&file.config, &c, sizeof c);
     model_close(&file);
-    Foreign no_positions = usual;
-    no_positions.without = WPE;
-    write_foreign(folder, &c, &no_positions);
-    assert_stops(2, "holds no GPT-2", open_model, (void *)folder);
-}
-
-static void test_missing_and_reshaped_tensors(void **state) {
-    (void)state;
-    GPT2Config c = small_config();
-    const char *folder = new_run("tensors");
-    write_text(joined(folder, "config.json"), config_with("", ""));
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        char name[NAME_LENGTH];
-        param_name(name, sizeof name, (ParamId)id, L - 1);
-        Foreign without = usual, reshaped = usual;
-        without.without = reshaped.reshaped = id;
-        write_foreign(folder, &c, &without);
-        assert_stops(2, name, open_model, (void *)folder);
-        write_foreign(folder, &c, &reshaped);
-        assert_stops(2, "has another shape", open_model, (void *)folder);
-    }
-}
-
-// lm_head.weight may be stored if it equals wte.weight; here the comparison takes several reads
-static void test_stored_head(void **state) {
-    (void)state;
-    enum { MANY = 1500 };
-    GPT2Config c = small_config();
-    config_set_vocab(&c, MANY);
-    static const struct {
-        size_t rows;
-        int differs;
-    } untied[] = {{MANY, 0}, {MANY, 2 * MANY * C - 1}, {MANY + 1, -1}, {MANY - 1, -1}};
-    Foreign f = usual;
-    f.prefix = "transformer.";
-    f.head_rows = MANY;
-    const char *folder = new_run("head");
-    write_text(joined(folder, "config.json"), config_with("vocab_size", "1500"));
-    write_foreign(folder, &c, &f);
-    ModelFile file = model_open(folder);
-    model_close(&file);
-    for (size_t i = 0; i < sizeof untied / sizeof untied[0]; i++) {
-        f.head_rows = untied[i].rows;
-        f.head_differs = untied[i].differs;
-        write_foreign(folder, &c, &f);
-        assert_stops(2, "lm_head.weight that is not its wte.weight", open_model, (void *)folder);
-    }
-}
-
-static void load_weights(void *folder) {
-    GPT2Config c = small_config();
-    ModelState s = empty_model(&c, usual_kind());
-    ModelFile file = model_open((const char *)folder);
-    weights_load(&file, "", &s);
-}
-
-static void test_integer_weights(void **state) {
-    (void)state;
-    GPT2Config c = small_config();
-    Foreign f = usual;
-    f.dtype = DT_I32;
-    const char *folder = new_run("integers");
-    write_text(joined(folder, "config.json"), config_with("", ""));
-    write_foreign(folder, &c, &f);
-    assert_stops(2, "expected F32, F64, BF16 or F16", load_weights, (void *)folder);
+    free_model(&s);
 }
 
 int main(void) {
     omp_set_num_threads(1);  // a forked child has none of its parent's threads
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_other_precision),
-        cmocka_unit_test(test_every_kind_round_trips),
-        cmocka_unit_test(test_masters_become_remainders_and_back),
-        cmocka_unit_test(test_masters_from_rounded_weights),
-        cmocka_unit_test(test_masters_not_wanted),
-        cmocka_unit_test(test_moments_are_converted),
-        cmocka_unit_test(test_ranks_read_their_ranges),
-        cmocka_unit_test(test_large_tensors),
-        cmocka_unit_test(test_codes_of_slices),
-        cmocka_unit_test(test_broken_moments),
-        cmocka_unit_test(test_weights_only),
-        cmocka_unit_test(test_hugging_face_layout),
-        cmocka_unit_test(test_config_written),
-        cmocka_unit_test(test_tokenizer_saved),
-        cmocka_unit_test(test_bytes_promised),
-        cmocka_unit_test(test_leftovers),
-        cmocka_unit_test(test_replaced),
-        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_json_is_whole_or_as_before),
-        cmocka_unit_test(test_try_read_json),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_tiny_disk),
-        cmocka_unit_test(test_no_run_directory),
-        cmocka_unit_test(test_failed_rank_is_named),
-        cmocka_unit_test(test_latest),
-        cmocka_unit_test(test_sync_done),
-        cmocka_unit_test(test_mark_done),
-        cmocka_unit_test(test_prune),
-        cmocka_unit_test(test_lying_configs),
-        cmocka_unit_test(test_broken_files),
-        cmocka_unit_test(test_json_whole),
-        cmocka_unit_test(test_broken_optimizer),
-        cmocka_unit_test(test_hugging_face_file),
-        cmocka_unit_test(test_shape_from_tensors),
-        cmocka_unit_test(test_missing_and_reshaped_tensors),
-        cmocka_unit_test(test_stored_head),
-        cmocka_unit_test(test_integer_weights),
-    };
-    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+    return run_all_tests("checkpoint");
 }

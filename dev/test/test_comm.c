@@ -18,8 +18,7 @@ static double comm_timeout = 600;
 
 // ---- one process
 
-static void test_chunks(void **state) {
-    (void)state;
+TEST(test_chunks) {
     for (int size = 1; size <= 9; size++) {
         for (size_t count = 0; count <= 40; count++) {
             size_t chunk = chunk_size(count, size), sum = 0;
@@ -37,8 +36,7 @@ static void test_chunks(void **state) {
     }
 }
 
-static void test_single(void **state) {
-    (void)state;
+TEST(test_single) {
     Comm *comm = comm_single(&cpu_device), *part = comm_split(comm, 3, 5);
     float x[4] = {1, 2, 3, 4}, y[4] = {0};
     comm_all_reduce(x, 4, DT_F32, part, NULL);
@@ -82,8 +80,7 @@ static void broadcast_from_nobody(void *comm) {
     comm_broadcast(&x, 1, DT_F32, 1, (Comm *)comm, NULL);
 }
 
-static void test_refusals(void **state) {
-    (void)state;
+TEST(test_refusals) {
     Comm *comm = comm_single(&cpu_device);
     assert_stops(1, "all_reduce of type U8", sum_bytes, comm);
     assert_stops(1, "all_gather of type F16", gather_halves, comm);
@@ -97,8 +94,7 @@ static void cpus_through_a_file(void *host) {
     comm_open_for(&cpu_device, &options, (Comm *)host);
 }
 
-static void test_open(void **state) {
-    (void)state;
+TEST(test_open) {
     const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
     Comm *host = comm_open(), *world = comm_open_for(&cpu_device, &options, host);
     assert_int_equal(host->size, 1);
@@ -155,8 +151,7 @@ static void wait_for_id(void *path) {
 static void write_id(void *path) { id_file_write((const char *)path, "id", 2); }
 
 // rank 0 comes first or last, and a killed run may have left its file, or a part of it
-static void test_id_file(void **state) {
-    (void)state;
+TEST(test_id_file) {
     char path[PATH_LENGTH], part[PATH_LENGTH];
     struct stat info;
     snprintf(path, sizeof path, "%s", temp_path("nccl_id"));
@@ -183,8 +178,7 @@ static void test_id_file(void **state) {
     }
 }
 
-static void test_id_file_refusals(void **state) {
-    (void)state;
+TEST(test_id_file_refusals) {
     char path[PATH_LENGTH];
     snprintf(path, sizeof path, "%s", temp_path("nccl_id"));
     comm_timeout = 0.2;
@@ -208,8 +202,7 @@ static void find_path(void *folder) {
     id_file_path(path, (const char *)folder);
 }
 
-static void test_id_file_path(void **state) {
-    (void)state;
+TEST(test_id_file_path) {
     char path[PATH_LENGTH];
     unsetenv("SLURM_JOB_ID");
     id_file_path(path, "/tmp");
@@ -221,8 +214,7 @@ static void test_id_file_path(void **state) {
     assert_stops(2, "-pf /none: No such file or directory; give a folder", find_path, (char *)"/none");
 }
 
-static void test_awake_clock(void **state) {
-    (void)state;
+TEST(test_awake_clock) {
     AwakeClock clock = {0, 0};
     assert_true(awake_seconds(&clock) == 0);
     for (double end = now_seconds() + 20; awake_seconds(&clock) < 0.1 && now_seconds() < end;) { usleep(1000); }
@@ -248,8 +240,7 @@ static void wait_for_check(double *most, double seconds) {
     }
 }
 
-static void test_watch(void **state) {
-    (void)state;
+TEST(test_watch) {
     Watch *watch = (Watch *)xmalloc(sizeof *watch);  // clang's ThreadSanitizer does not follow it on the stack
     double most = 0;
     watch_open(watch, note_check, &most);
@@ -283,13 +274,9 @@ static void wait_for_ever(void *of) {
     watch_leave(&watch);
 }
 
-static void test_watch_stops(void **state) {
-    (void)state;
-    assert_stops(1, "it has waited too long", wait_for_ever, NULL);
-}
+TEST(test_watch_stops) { assert_stops(1, "it has waited too long", wait_for_ever, NULL); }
 
-static void test_same_gpu(void **state) {
-    (void)state;
+TEST(test_same_gpu) {
     RankGpu gpus[4] = {{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}};
     int one, other;
     assert_false(comm_same_card(gpus, 4, &one, &other));
@@ -714,13 +701,5 @@ static int say_backends(void) {
 int main(int argc, char **argv) {
     if (argc == 2) { return strcmp(argv[1], "backends") == 0 ? say_backends() : run_ranks(); }
     if (argc == 3) { return run_fault(argv[1], atoi(argv[2])); }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),       cmocka_unit_test(test_single),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_open),
-        cmocka_unit_test(test_id_file),      cmocka_unit_test(test_id_file_refusals),
-        cmocka_unit_test(test_id_file_path), cmocka_unit_test(test_awake_clock),
-        cmocka_unit_test(test_watch),        cmocka_unit_test(test_watch_stops),
-        cmocka_unit_test(test_same_gpu),
-    };
-    return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+    return run_all_tests("comm");
 }

@@ -53,8 +53,7 @@ static void assert_refused(const char *path, const char *words) {
     assert_stops(EXIT_BAD_INPUT, words, stop_at_open, copy);
 }
 
-static void test_header_defects(void **state) {
-    (void)state;
+TEST(test_header_defects) {
     static const struct {
         uint32_t header[4];
         size_t bytes;
@@ -76,7 +75,7 @@ static void test_header_defects(void **state) {
         {{20240520, 1, 0x80000000u}, 1044, "says 2147483648 tokens, which take 4294968320"},
         {{20240520, 1, 0xFFFFFFFFu}, 1022 + 1024, "says 4294967295 tokens, which take 8589935614"},
     };
-    for (size_t i = 0; i < sizeof defects / sizeof defects[0]; i++) {
+    for (size_t i = 0; i < LEN(defects); i++) {
         uint8_t bytes[2048] = {0};
         memcpy(bytes, defects[i].header, sizeof defects[i].header);
         const char *path = write_file("defect.bin", bytes, defects[i].bytes);
@@ -85,8 +84,7 @@ static void test_header_defects(void **state) {
     }
 }
 
-static void test_what_is_not_a_file(void **state) {
-    (void)state;
+TEST(test_what_is_not_a_file) {
     assert_int_equal(mkdir(temp_path("folder"), 0700), 0);
     assert_int_equal(mkdir(temp_path("folder.bin"), 0700), 0);
     assert_int_equal(mkfifo(temp_path("fifo.txt"), 0600), 0);
@@ -106,16 +104,14 @@ static void test_what_is_not_a_file(void **state) {
     }
 }
 
-static void test_mixed_kinds(void **state) {
-    (void)state;
+TEST(test_mixed_kinds) {
     write_counting_shard("mixed_a.bin", 0, 10);
     write_file("mixed_b.txt", "some text", 9);
     assert_refused(temp_path("mixed_*"), "matches token shards and text alike");
     assert_refused(temp_path("mixed_*"), "mixed_b.txt");
 }
 
-static void test_kinds(void **state) {
-    (void)state;
+TEST(test_kinds) {
     write_counting_shard("kind_b.bin", 7, 10);
     write_counting_shard("kind_a.bin", 7, 20);
     TokenFiles shards = open_files("kind_*.bin");
@@ -146,10 +142,9 @@ static void test_kinds(void **state) {
 
 static void stop_at_check(void *files) { token_files_check_ids((const TokenFiles *)files, 500); }
 
-static void test_ids_past_the_vocabulary(void **state) {
-    (void)state;
+TEST(test_ids_past_the_vocabulary) {
     static const int places[] = {0, 1, 1999, 3999};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    for (size_t i = 0; i < LEN(places); i++) {
         uint16_t ids[4000] = {0};
         for (int j = 0; j < 4000; j++) { ids[j] = (uint16_t)(j % 500); }
         write_shard("ids_a.bin", ids, 4000);
@@ -169,8 +164,7 @@ static void test_ids_past_the_vocabulary(void **state) {
 
 static void stop_at_check_of_bytes(void *files) { token_files_check_ids((const TokenFiles *)files, 128); }
 
-static void test_bytes_past_the_vocabulary(void **state) {
-    (void)state;
+TEST(test_bytes_past_the_vocabulary) {
     write_file("utf8.txt", "caf\xc3\xa9", 5);
     TokenFiles files = open_files("utf8.txt"), train, val;
     token_files_check_ids(&files, 256);
@@ -212,8 +206,7 @@ static void stop_at_large_batch(void *unused) {
     dataloader_next(&loader);
 }
 
-static void test_bad_id_in_a_batch(void **state) {
-    (void)state;
+TEST(test_bad_id_in_a_batch) {
     assert_stops(EXIT_BAD_INPUT, "bad.bin is id 300, but the vocabulary has ids 0 to 299", stop_at_third_batch, NULL);
     assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_third_batch, NULL);
     assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_large_batch, NULL);
@@ -277,8 +270,7 @@ static void stop_at_removed(void *unused) {
     for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
 }
 
-static void test_files_that_change(void **state) {
-    (void)state;
+TEST(test_files_that_change) {
     static const struct {
         void (*stop)(void *);
         const char *words;
@@ -286,15 +278,12 @@ static void test_files_that_change(void **state) {
                  {stop_at_edited, "edited.txt was written after the run began"},
                  {stop_at_replaced, "four_c.bin was written after the run began"},
                  {stop_at_removed, "four_c.bin could not be opened: No such file"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_stops(EXIT_RUN_FAILED, cases[i].words, cases[i].stop, NULL);
-    }
+    for (size_t i = 0; i < LEN(cases); i++) { assert_stops(EXIT_RUN_FAILED, cases[i].words, cases[i].stop, NULL); }
 }
 
 // ---- order
 
-static void test_plain_order(void **state) {
-    (void)state;
+TEST(test_plain_order) {
     write_file("order_1.txt", "abcdefg", 7);  // abc cde efg
     write_file("order_2.txt", "hi", 2);       // too short
     write_file("order_3.txt", "jklmno", 6);   // jkl lmn
@@ -315,8 +304,7 @@ static void test_plain_order(void **state) {
     token_files_close(&files);
 }
 
-static void test_length_one(void **state) {
-    (void)state;
+TEST(test_length_one) {
     write_file("ab.txt", "ab", 2);
     TokenFiles files = open_files("ab.txt");
     DataLoader loader;
@@ -346,8 +334,7 @@ static void read_firsts(int *firsts, const TokenFiles *files, uint64_t seed, uin
     dataloader_close(&loader);
 }
 
-static void test_shuffled_epochs(void **state) {
-    (void)state;
+TEST(test_shuffled_epochs) {
     TokenFiles files = open_four_shards();
     int orders[4][FOUR_SEQUENCES];
     for (int epoch = 0; epoch < 3; epoch++) {
@@ -372,8 +359,7 @@ static void test_shuffled_epochs(void **state) {
 }
 
 // over many epochs every file is first once, and so is every sequence of a file
-static void test_shuffle_moves_files_and_sequences(void **state) {
-    (void)state;
+TEST(test_shuffle_moves_files_and_sequences) {
     TokenFiles files = open_four_shards();
     bool file_first[4] = {false}, sequence_first[8] = {false};
     for (uint64_t epoch = 0; epoch < 100; epoch++) {
@@ -389,11 +375,10 @@ static void test_shuffle_moves_files_and_sequences(void **state) {
 }
 
 // R ranks of B sequences read together the batches of one rank of RB, over more than one epoch
-static void test_ranks(void **state) {
-    (void)state;
+TEST(test_ranks) {
     TokenFiles files = open_four_shards();
     static const int splits[][2] = {{2, 2}, {4, 1}, {1, 4}, {20, 3}};
-    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
+    for (size_t i = 0; i < LEN(splits); i++) {
         int R = splits[i][0], B = splits[i][1], n = B * FOUR_T;
         DataLoader all, one[20];
         dataloader_open(&all, &files, R * B, FOUR_T, true, 9, 0, 1, 65536);
@@ -414,8 +399,7 @@ static void test_ranks(void **state) {
 }
 
 // A loader continues from the position of another as that loader does: rank 1 of 2, 6 sequences a batch, 15 an epoch.
-static void test_seek(void **state) {
-    (void)state;
+TEST(test_seek) {
     TokenFiles files = open_four_shards();
     enum { BATCHES = 8, B = 3, N = B * FOUR_T };
     for (int stop = 0; stop < BATCHES; stop++) {
@@ -440,8 +424,7 @@ static void test_seek(void **state) {
 }
 
 // the current batch does not change while the next one is read, nor by a seek
-static void test_batch_stays(void **state) {
-    (void)state;
+TEST(test_batch_stays) {
     TokenFiles files = open_four_shards();
     DataLoader loader;
     open_plain(&loader, &files, 1, FOUR_T);
@@ -462,8 +445,7 @@ static int lowest_free_descriptor(void) {
     return fd;
 }
 
-static void test_descriptors_are_closed(void **state) {
-    (void)state;
+TEST(test_descriptors_are_closed) {
     int before = lowest_free_descriptor();
     TokenFiles files = open_four_shards();
     token_files_check_ids(&files, 50257);
@@ -482,8 +464,7 @@ static void stop_at_short(void *files) {
     open_plain(&loader, (const TokenFiles *)files, 1, 8);
 }
 
-static void test_short_text(void **state) {
-    (void)state;
+TEST(test_short_text) {
     write_file("short_1.txt", "1234567", 7);
     write_file("short_2.txt", "12345678", 8);
     TokenFiles files = open_files("short_*.txt"), train, val;
@@ -505,11 +486,10 @@ static void test_short_text(void **state) {
     token_files_close(&files);
 }
 
-static void test_split(void **state) {
-    (void)state;
+TEST(test_split) {
     static const double parts[] = {0, 0.1, 0.5, 1};
     TokenFiles files = open_four_shards();
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < LEN(parts); i++) {
         TokenFiles train, val;
         token_files_split(&files, parts[i], &train, &val);
         for (int f = 0; f < files.num_files; f++) {
@@ -526,8 +506,7 @@ static void test_split(void **state) {
 }
 
 // the loaders of train and val have no token of each other, targets included
-static void test_split_loaders(void **state) {
-    (void)state;
+TEST(test_split_loaders) {
     write_counting_shard("part_a.bin", 0, 100);
     write_counting_shard("part_b.bin", 100, 50);
     write_counting_shard("part_c.bin", 150, 5);  // of which a tenth is nothing
@@ -573,20 +552,18 @@ static uint64_t fingerprint_with(const char *name, size_t length, size_t at, cha
 }
 
 // a fingerprint in a checkpoint must not change with the machine or the version
-static void test_fingerprint_is_this_number(void **state) {
-    (void)state;
+TEST(test_fingerprint_is_this_number) {
     write_file("print_1.txt", "to be", 5);
     write_file("print_2.txt", "or not to be", 12);
     assert_true(fingerprint_of("print_?.txt") == UINT64_C(0xD3F2CCBA6F448FD4));
 }
 
-static void test_fingerprint_is_of_content(void **state) {
-    (void)state;
+TEST(test_fingerprint_is_of_content) {
     enum { LENGTH = 50001, PIECE = 4096, MIDDLE = (LENGTH - PIECE) / 2 };
     const uint64_t plain = fingerprint_with("print.txt", LENGTH, 0, 'a');
     assert_true(plain == fingerprint_with("print.txt", LENGTH, 0, 'a'));
     static const size_t seen[] = {0, PIECE - 1, MIDDLE, MIDDLE + PIECE - 1, LENGTH - PIECE, LENGTH - 1};
-    for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+    for (size_t i = 0; i < LEN(seen); i++) {
         assert_true(plain != fingerprint_with("print.txt", LENGTH, seen[i], 'Z'));
     }
     assert_true(plain != fingerprint_with("print.txt", LENGTH + 1, 0, 'a'));
@@ -595,8 +572,7 @@ static void test_fingerprint_is_of_content(void **state) {
     }
 }
 
-static void test_fingerprint_is_of_names_without_folder(void **state) {
-    (void)state;
+TEST(test_fingerprint_is_of_names_without_folder) {
     assert_int_equal(mkdir(temp_path("elsewhere"), 0700), 0);
     const uint64_t here = fingerprint_with("moved.txt", 9000, 1, 'Z');
     assert_true(here == fingerprint_with("elsewhere/moved.txt", 9000, 1, 'Z'));
@@ -605,8 +581,7 @@ static void test_fingerprint_is_of_names_without_folder(void **state) {
     assert_true(here != fingerprint_of("elsewhere/*.txt"));
 }
 
-static void test_fingerprint_is_of_the_part(void **state) {
-    (void)state;
+TEST(test_fingerprint_is_of_the_part) {
     TokenFiles files = open_four_shards(), train, val, less, rest;
     token_files_split(&files, 0.2, &train, &val);
     token_files_split(&files, 0.5, &less, &rest);
@@ -631,8 +606,7 @@ static void stop_at_print_of_removed(void *unused) {
     token_files_fingerprint(&files);
 }
 
-static void test_fingerprint_of_what_is_gone(void **state) {
-    (void)state;
+TEST(test_fingerprint_of_what_is_gone) {
     assert_stops(EXIT_BAD_INPUT, "four_c.bin: No such file", stop_at_print_of_removed, NULL);
 }
 
@@ -653,8 +627,7 @@ static void put_id(const char *path, uint64_t token, uint16_t id) {
     assert_int_equal(close(fd), 0);
 }
 
-static void test_large_file(void **state) {
-    (void)state;
+TEST(test_large_file) {
     const uint64_t last = LARGE_TOKENS - 1 - LARGE_T;  // the first token of the last sequence
     uint16_t none = 0;
     const char *path = write_shard("large.bin", &none, 0);
@@ -692,33 +665,4 @@ static void test_large_file(void **state) {
     unlink(path);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_header_defects),
-        cmocka_unit_test(test_what_is_not_a_file),
-        cmocka_unit_test(test_mixed_kinds),
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_ids_past_the_vocabulary),
-        cmocka_unit_test(test_bytes_past_the_vocabulary),
-        cmocka_unit_test(test_bad_id_in_a_batch),
-        cmocka_unit_test(test_files_that_change),
-        cmocka_unit_test(test_plain_order),
-        cmocka_unit_test(test_length_one),
-        cmocka_unit_test(test_shuffled_epochs),
-        cmocka_unit_test(test_shuffle_moves_files_and_sequences),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_seek),
-        cmocka_unit_test(test_batch_stays),
-        cmocka_unit_test(test_descriptors_are_closed),
-        cmocka_unit_test(test_short_text),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_split_loaders),
-        cmocka_unit_test(test_fingerprint_is_this_number),
-        cmocka_unit_test(test_fingerprint_is_of_content),
-        cmocka_unit_test(test_fingerprint_is_of_names_without_folder),
-        cmocka_unit_test(test_fingerprint_is_of_the_part),
-        cmocka_unit_test(test_fingerprint_of_what_is_gone),
-        cmocka_unit_test(test_large_file),
-    };
-    return cmocka_run_group_tests_name("dataloader", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("dataloader"); }

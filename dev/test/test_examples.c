@@ -30,8 +30,7 @@ static const char *shown(const Examples *e, int i) {
 
 // ---- tests
 
-static void test_forms(void **state) {
-    (void)state;
+TEST(test_forms) {
     Examples e = load("{\"prompt\": \"two and \", \"completion\": \"two\"}\n"
                       "\n"
                       "{\"prompt\":\"\",\"completion\":\"so\"}\n"
@@ -53,8 +52,7 @@ static void test_forms(void **state) {
 }
 
 // prompt and completion are encoded apart: "ab" + "c" is not the token "abc"
-static void test_encoded_apart(void **state) {
-    (void)state;
+TEST(test_encoded_apart) {
     static const char merges[] = "a b\nab c\n", line[] = "{\"prompt\":\"ab\",\"completion\":\"c\"}";
     Tokenizer t = tokenizer_load(write_file("two.bpe", merges, strlen(merges)));
     Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8);
@@ -68,8 +66,7 @@ static void test_encoded_apart(void **state) {
     tokenizer_free(&t);
 }
 
-static void test_cut(void **state) {
-    (void)state;
+TEST(test_cut) {
     Examples e = load("{\"prompt\":\"abc\",\"completion\":\"defgh\"}\n"
                       "{\"prompt\":\"abcdef\",\"completion\":\"g\"}\n"
                       "{\"text\":\"abcdefghijk\"}\n"
@@ -102,8 +99,7 @@ static Examples of_lengths(const int *lengths, int count, int T) {
 }
 
 // The longest example comes first, and an example goes to the fullest row with room.
-static void test_best_fit(void **state) {
-    (void)state;
+TEST(test_best_fit) {
     static const int lengths[] = {3, 7, 5, 2, 10, 3};
     Examples e = of_lengths(lengths, 6, 10);
     ExampleRows rows = example_rows_pack(&e, 0, 6);
@@ -123,8 +119,7 @@ static void test_best_fit(void **state) {
 }
 
 // inputs, targets and ranges of a row, and what is left of it
-static void test_row(void **state) {
-    (void)state;
+TEST(test_row) {
     Examples e = load("{\"prompt\":\"ab\",\"completion\":\"cd\"}\n{\"prompt\":\"x\",\"completion\":\"\"}\n", 8);
     ExampleRows rows = example_rows_pack(&e, 0, 2);
     int inputs[8], targets[8];
@@ -150,8 +145,7 @@ static Examples many_examples(void) {
 }
 
 // Each example is in one row, no row holds more than T tokens, and few tokens are left over.
-static void test_packing_of_many(void **state) {
-    (void)state;
+TEST(test_packing_of_many) {
     Examples e = many_examples();
     ExampleRows rows = example_rows_pack(&e, 0, MANY);
     int seen[MANY] = {0}, tokens = 0;
@@ -172,8 +166,7 @@ static void test_packing_of_many(void **state) {
 
 // Over an epoch, the ranks' batches hold each row once; ranges are in order without a gap; the number of targets of an
 // update is the same for any number of ranks; another epoch has another order, and seeking finds each batch again.
-static void test_loader(void **state) {
-    (void)state;
+TEST(test_loader) {
     enum { B = 3, RANKS = 2 };
     Examples e = many_examples();
     ExampleRows rows = example_rows_pack(&e, 0, MANY);
@@ -217,8 +210,7 @@ static void test_loader(void **state) {
 }
 
 // A loader for validation gives each row once, then rows without targets.
-static void test_one_epoch(void **state) {
-    (void)state;
+TEST(test_one_epoch) {
     enum { B = 7 };
     Examples e = many_examples();
     ExampleRows rows = example_rows_pack(&e, 0, MANY);
@@ -246,8 +238,7 @@ static void load_lines(void *lines) {
     examples_free(&e);
 }
 
-static void test_bad_lines(void **state) {
-    (void)state;
+TEST(test_bad_lines) {
     static const char *const bad[][2] = {
         {"{\"text\":\"good\"}\n\n{\"text\":", "examples.jsonl line 3 is no JSON object"},
         {"[1]\n", "line 1 is no JSON object"},
@@ -265,13 +256,10 @@ static void test_bad_lines(void **state) {
          "holds no example with a target in its first 9 tokens"},
         {"\n", "holds no example with a target"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_stops(2, bad[i][1], load_lines, (void *)bad[i][0]);
-    }
+    for (size_t i = 0; i < LEN(bad); i++) { assert_stops(2, bad[i][1], load_lines, (void *)bad[i][0]); }
 }
 
-static void test_chat_format(void **state) {
-    (void)state;
+TEST(test_chat_format) {
     const char *const expected[][2] = {
         {"System: a\nb\n", "System: a b\n"}, {"User: a\nb\n", "User: a b\n"}, {" a\nb", " a b"}};
     for (int role = CHAT_SYSTEM; role <= CHAT_ASSISTANT; role++) {
@@ -290,13 +278,4 @@ static void test_chat_format(void **state) {
     assert_int_equal(chat_role("tool"), -1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chat_format),     cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_encoded_apart),   cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_best_fit),        cmocka_unit_test(test_row),
-        cmocka_unit_test(test_packing_of_many), cmocka_unit_test(test_loader),
-        cmocka_unit_test(test_one_epoch),       cmocka_unit_test(test_bad_lines),
-    };
-    return cmocka_run_group_tests_name("examples", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("examples"); }

@@ -41,7 +41,7 @@ static const Flag TABLE[] = {
     FLAG_WAS_REMOVED("zz", "check-twice", "the tests prove that a step is repeatable"),
 };
 // clang-format on
-enum { ROWS = sizeof TABLE / sizeof *TABLE, MAX_ARGUMENTS = 32 };
+enum { ROWS = LEN(TABLE), MAX_ARGUMENTS = 32 };
 
 static Values default_values(void) {
     Values v = {4, -1, 0, 0, 1, 524288, 42, 3e-4, 0.1, NULL, "", NULL, NULL};
@@ -86,13 +86,9 @@ static void assert_same_values(Values a, Values b) {
     free(b_text);
 }
 
-static void test_defaults_stay(void **state) {
-    (void)state;
-    assert_same_values(parse(""), default_values());
-}
+TEST(test_defaults_stay) { assert_same_values(parse(""), default_values()); }
 
-static void test_three_ways_are_the_same(void **state) {
-    (void)state;
+TEST(test_three_ways_are_the_same) {
     const char *lines[] = {"-b 8", "--micro-batch 8", "--micro-batch=8"};
     for (int i = 0; i < 3; i++) {
         Values expected = default_values();
@@ -102,16 +98,14 @@ static void test_three_ways_are_the_same(void **state) {
 }
 
 // flags appended to a script's command override the script's own
-static void test_the_last_one_counts(void **state) {
-    (void)state;
+TEST(test_the_last_one_counts) {
     assert_int_equal(parse("-b 8 -b 4").micro_batch, 4);
     assert_int_equal(parse("-b 4 --micro-batch=8").micro_batch, 8);
     assert_string_equal(parse("--plan=json --plan").plan, "");
     assert_string_equal(parse("-o a -o -1").output, "-1");
 }
 
-static void test_every_type(void **state) {
-    (void)state;
+TEST(test_every_type) {
     Values v = parse("-b 1 -d 1099511627776 -o out/run -k wsd -l 6e-4 -q -.5 --seed 9223372036854775807 -nk 5");
     assert_int_equal(v.micro_batch, 1);
     assert_true(v.total_tokens == 1099511627776);
@@ -132,16 +126,14 @@ static void test_every_type(void **state) {
     assert_string_equal(v.output, "-");
 }
 
-static void test_choices(void **state) {
-    (void)state;
+TEST(test_choices) {
     const char *lines[] = {"-w none", "-w 0", "-w fp32", "--master=1", "-w split", "--master 2"};
     for (int i = 0; i < 6; i++) { assert_int_equal(parse(lines[i]).master, i / 2); }
     assert_int_equal(parse("-k cosine").schedule, 0);
     assert_int_equal(parse("--schedule=constant").schedule, 2);
 }
 
-static void test_options(void **state) {
-    (void)state;
+TEST(test_options) {
     assert_null(parse("").plan);
     assert_string_equal(parse("--plan").plan, "");
     assert_string_equal(parse("--plan=json").plan, "json");
@@ -158,8 +150,7 @@ typedef struct {
 #define TAKES_B "takes a whole number from 1 to 65536; "
 #define TAKES_Q "takes a number from -0.5 to 1; "
 
-static void test_refusals(void **state) {
-    (void)state;
+TEST(test_refusals) {
     const Refusal refusals[] = {
         // no such flag
         {"-bx 3", "unknown flag -bx; did you mean -b?"},
@@ -246,7 +237,7 @@ static void test_refusals(void **state) {
         {"--plan json", "stray argument 'json': give a value as"},
         {"''", "stray argument ''"},
     };
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+    for (size_t i = 0; i < LEN(refusals); i++) {
         char line[512];
         snprintf(line, sizeof line, "%s", refusals[i].line);
         assert_stops(2, refusals[i].words, parse_and_exit, line);
@@ -254,8 +245,7 @@ static void test_refusals(void **state) {
 }
 
 // an argument longer than any buffer inside
-static void test_long_arguments(void **state) {
-    (void)state;
+TEST(test_long_arguments) {
     char line[480] = "--";
     memset(line + 2, 'm', 400);
     assert_stops(2, "unknown flag --mmm", parse_and_exit, line);
@@ -269,8 +259,7 @@ static void test_long_arguments(void **state) {
     assert_int_equal(output ? strlen(output) : 0, 400);
 }
 
-static void test_edit_distance(void **state) {
-    (void)state;
+TEST(test_edit_distance) {
     assert_int_equal(flag_edit_distance("", ""), 0);
     assert_int_equal(flag_edit_distance("abc", ""), 3);
     assert_int_equal(flag_edit_distance("", "abc"), 3);
@@ -301,8 +290,7 @@ static char *printed_banner(Values values) {
     return text;
 }
 
-static void test_help(void **state) {
-    (void)state;
+TEST(test_help) {
     const char *expected =
         "usage: train_gpt2 [flags]\n"
         "\nData\n"
@@ -331,8 +319,7 @@ static void test_help(void **state) {
 }
 
 // a word that is longer than a line stands on a line of its own
-static void test_wrapping(void **state) {
-    (void)state;
+TEST(test_wrapping) {
     char long_word[151], *text = NULL, words[400], expected[400];
     size_t size = 0;
     memset(long_word, 'w', 150);
@@ -347,8 +334,7 @@ static void test_wrapping(void **state) {
     free(text);
 }
 
-static void test_banner(void **state) {
-    (void)state;
+TEST(test_banner) {
     char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"));
     assert_string_equal(text, "changed   micro-batch 8  output run  lr 0.1  master split  plan yes\n"
                               "default   total-tokens 524288  ps none  max-steps -1  keep 0  schedule cosine"
@@ -361,8 +347,7 @@ static void test_banner(void **state) {
     free(text);
 }
 
-static void test_json(void **state) {
-    (void)state;
+TEST(test_json) {
     // numbers that cJSON itself would print without their last digits
     Values v =
         parse("-d 9007199254740993 --seed 9223372036854775807 -l 0.30000000000000004 -k wsd -o a\"b --plan=json");
@@ -393,8 +378,7 @@ static Values values_from(const char *text) {
     return v;
 }
 
-static void test_json_reads_back(void **state) {
-    (void)state;
+TEST(test_json_reads_back) {
     const char *line = "-b 65536 -d 9007199254740991 -o a\"b\\\xc3\xa9 -ps host -x -1 -nk 2147483647 -k wsd "
                        "-l 0.30000000000000004 -q -0.5 -w split --seed 999999999999999 --plan=json -?";
     Values v = parse(line);
@@ -413,8 +397,7 @@ static void test_json_reads_back(void **state) {
 }
 
 // fields that the file lacks stay as they are, and so do those of flags that are not resumed
-static void test_json_sets_no_more_than_it_names(void **state) {
-    (void)state;
+TEST(test_json_sets_no_more_than_it_names) {
     const char *text = "{\"micro-batch\":8,\"max-steps\":9,\"x\":7,\"help\":\"\",\"lr\":0.5,\"check-twice\":3}";
     Values expected = default_values();
     expected.micro_batch = 8;
@@ -427,8 +410,7 @@ static void test_json_sets_no_more_than_it_names(void **state) {
     assert_same_values(v, parse("-o here -b 5"));
 }
 
-static void test_json_that_does_not_fit(void **state) {
-    (void)state;
+TEST(test_json_that_does_not_fit) {
     const char *members[] = {
         // names: unknown, the letter of a named flag, another case
         "\"colour\":1", "\"b\":8", "\"Micro-Batch\":8", "\"\":8", "\"Data\":1",
@@ -445,7 +427,7 @@ static void test_json_that_does_not_fit(void **state) {
         // words
         "\"schedule\":\"cosines\"", "\"schedule\":\"\"", "\"master\":\"none|0\"", "\"plan\":\"yaml\"",
         "\"help\":\"me\""};
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+    for (size_t i = 0; i < LEN(members); i++) {
         char text[128];
         snprintf(text, sizeof text, "{%s}", members[i]);
         char *expected = json_text(default_values()), *found = json_text(values_from(text));
@@ -458,8 +440,7 @@ static void test_json_that_does_not_fit(void **state) {
 }
 
 // A choice spelled in digits is a number in JSON. Both spellings read back.
-static void test_json_choice_of_digits(void **state) {
-    (void)state;
+TEST(test_json_choice_of_digits) {
     const Flag flag = {"r", "recompute", FLAG_CHOICE, 0, 0, 0, "0|none 1 auto", "N", ""};
     const char *const texts[] = {"{\"recompute\":0}", "{\"recompute\":1}", "{\"recompute\":\"auto\"}",
                                  "{\"recompute\":\"none\"}", "{\"recompute\":\"1\"}"};
@@ -485,8 +466,7 @@ static void test_json_choice_of_digits(void **state) {
 }
 
 // a cJSON number can be NaN, though the JSON text cannot
-static void test_json_nan(void **state) {
-    (void)state;
+TEST(test_json_nan) {
     const char *names[] = {"micro-batch", "seed", "lr", "final-fraction"};
     cJSON *json = cJSON_CreateObject();
     for (int i = 0; i < 4; i++) { cJSON_AddNumberToObject(json, names[i], NAN); }
@@ -497,8 +477,7 @@ static void test_json_nan(void **state) {
 }
 
 // a string longer than any buffer inside
-static void test_json_huge_strings(void **state) {
-    (void)state;
+TEST(test_json_huge_strings) {
     enum { HUGE_LENGTH = 1 << 20 };
     char *huge = (char *)malloc(HUGE_LENGTH + 1);
     memset(huge, '1', HUGE_LENGTH);
@@ -515,8 +494,7 @@ static void test_json_huge_strings(void **state) {
 }
 
 // the text of a number is the shortest that reads back as the same number
-static void test_real_text(void **state) {
-    (void)state;
+TEST(test_real_text) {
     const double numbers[] = {0, 1, 0.1, 3e-4, 1. / 3, 0.1 + 0.2, 5e-324, 1.7976931348623157e308, -2.5};
     const char *texts[] = {
         "0",   "1", "0.1", "0.0003", "0.3333333333333333", "0.30000000000000004", "5e-324", "1.7976931348623157e+308",
@@ -529,28 +507,4 @@ static void test_real_text(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_stay),
-        cmocka_unit_test(test_three_ways_are_the_same),
-        cmocka_unit_test(test_the_last_one_counts),
-        cmocka_unit_test(test_every_type),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_long_arguments),
-        cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_wrapping),
-        cmocka_unit_test(test_banner),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_real_text),
-        cmocka_unit_test(test_json_reads_back),
-        cmocka_unit_test(test_json_sets_no_more_than_it_names),
-        cmocka_unit_test(test_json_that_does_not_fit),
-        cmocka_unit_test(test_json_choice_of_digits),
-        cmocka_unit_test(test_json_nan),
-        cmocka_unit_test(test_json_huge_strings),
-    };
-    return cmocka_run_group_tests_name("flags", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("flags"); }

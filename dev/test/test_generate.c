@@ -133,16 +133,14 @@ static void check_window(int positions, int prompt_length, int count) {
     comm_close(alone);
 }
 
-static void test_window(void **state) {
-    (void)state;
+TEST(test_window) {
     for (int positions = 1; positions < 12; positions++) {
         for (int length = 1; length < 26; length += 3) { check_window(positions, length, 40); }
     }
 }
 
 // The end token ends a text and is not printed; -1: no token does. An end token in the prompt is printed.
-static void test_end(void **state) {
-    (void)state;
+TEST(test_end) {
     const int script[] = {'a', 'b', '\n', 'c', 'd'}, prompt[] = {'\n', 'x'};
     const int ends[] = {'\n', -1, 'a', 'z'};
     const char *const expected[] = {"\nxab\n", "\nxab\ncd\n", "\nx\n", "\nxab\ncd\n"};
@@ -159,8 +157,7 @@ static void test_end(void **state) {
 }
 
 // the token that ends --generate: none of bytes, end-of-text of a BPE, the last token without a tokenizer
-static void test_document_end(void **state) {
-    (void)state;
+TEST(test_document_end) {
     Tokenizer bytes = tokenizer_bytes(), merges = tokenizer_load(MERGES);
     assert_int_equal(document_start(&bytes, 256), '\n');
     assert_int_equal(document_start(&merges, 50257), 2756);
@@ -181,8 +178,7 @@ static void test_document_end(void **state) {
 }
 
 // Sample i does not depend on the number of samples, and sample 0 is what `generate` prints.
-static void test_samples(void **state) {
-    (void)state;
+TEST(test_samples) {
     const int prompt[] = {3, 4};
     TrainArgs a = default_args;
     a.generate = 12;
@@ -213,8 +209,7 @@ static void test_samples(void **state) {
 }
 
 // Token i of equal logits is random number i of the stream, as a part of the vocabulary.
-static void test_random_numbers(void **state) {
-    (void)state;
+TEST(test_random_numbers) {
     enum { VOCAB = 64, N = 30 };
     int flat[N], prompt[] = {3};
     char expected[200] = "3 ", *at = expected + 2;
@@ -233,8 +228,7 @@ static void test_random_numbers(void **state) {
 }
 
 // --temperature, --top-k and --top-p reach the sampler
-static void test_sampling_flags(void **state) {
-    (void)state;
+TEST(test_sampling_flags) {
     const int prompt[] = {3};
     Comm *alone = comm_single(NULL);
     FakeModel m = fake_model(9, 50, NULL, 0);
@@ -259,12 +253,11 @@ static void test_sampling_flags(void **state) {
 static void read_prompt(void *prompt) { free(prompt_text((const char *)prompt)); }
 
 // @FILE is the text of the file without one newline at its end.
-static void test_prompts(void **state) {
-    (void)state;
+TEST(test_prompts) {
     static const char *const files[][2] = {
         {"Once\nupon\n", "Once\nupon"}, {"Once\n\n", "Once\n"}, {"Once", "Once"}, {"", ""}, {"\n", ""}};
     char prompt[PATH_LENGTH];
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+    for (size_t i = 0; i < LEN(files); i++) {
         snprintf(prompt, sizeof prompt, "@%s", write_file("prompt", files[i][0], strlen(files[i][0])));
         assert_text(prompt_text(prompt), files[i][1]);
     }
@@ -283,11 +276,4 @@ static void test_prompts(void **state) {
     assert_stops(2, "--prompt @: could not read '' as a text", read_prompt, (void *)"@");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_window),         cmocka_unit_test(test_end),     cmocka_unit_test(test_document_end),
-        cmocka_unit_test(test_samples),        cmocka_unit_test(test_prompts), cmocka_unit_test(test_random_numbers),
-        cmocka_unit_test(test_sampling_flags),
-    };
-    return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("generate"); }

@@ -67,8 +67,7 @@ static void assert_row(const HellaSwag *set, int r, int scored, const int *expec
 
 // ---- llm.c's .bin
 
-static void test_rows(void **state) {
-    (void)state;
+TEST(test_rows) {
     for (int T = 8; T <= 9; T++) {
         HellaSwag set = open_three(T);
         assert_int_equal(hellaswag_examples(&set), 3);
@@ -103,8 +102,7 @@ static void assert_bin_refused(const char *path, int T, int vocab_size, const ch
     assert_stops(EXIT_BAD_INPUT, words, read_bin, &call);
 }
 
-static void test_damaged_bin(void **state) {
-    (void)state;
+TEST(test_damaged_bin) {
     // place: below 0 in the header, else in example 1: 65535, 50 bytes, index, label, 4, then 5 tokens, 3, 1, 2 and 4
     static const struct {
         int place;
@@ -142,7 +140,7 @@ static void test_damaged_bin(void **state) {
     };
     BinFile good = three_examples();
     size_t start = good.words[1] / 2, whole = 1024 + 2 * good.num_words;
-    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+    for (size_t i = 0; i < LEN(damages); i++) {
         BinFile file = good;
         if (damages[i].place < 0) {
             file.header[-1 - damages[i].place] = damages[i].value;
@@ -170,8 +168,7 @@ static void test_damaged_bin(void **state) {
 
 // ---- the choice of an ending
 
-static void test_losses(void **state) {
-    (void)state;
+TEST(test_losses) {
     static const int characters[4] = {1, 9, 9, 12};
     HellaSwag set = open_three(8);  // example 0 is true at 3; its endings have 1 token each
     for (int i = 0; i < 4; i++) {
@@ -231,8 +228,7 @@ static const char LINES[] =
     "{\"activity_label\": \"\", \"ctx_a\": \"\", \"ctx_b\": \"\", \"ctx\": \"\", \"label\": 1, \"endings\": [\"a\", "
     "\"b\", \"c\", \"d\"]}";
 
-static void test_json(void **state) {
-    (void)state;
+TEST(test_json) {
     Tokenizer t = tokenizer_load("dev/test/golden/gpt2_2500.bpe");
     HellaSwag set = read_lines(LINES, &t, HELLASWAG_LLMC, 100);
     assert_int_equal(hellaswag_examples(&set), 3);
@@ -266,14 +262,13 @@ static void test_json(void **state) {
     tokenizer_free(&t);
 }
 
-static void test_clean(void **state) {
-    (void)state;
+TEST(test_clean) {
     // these are lm-eval 0.4.13's
     static const char *const texts[][2] = {
         {" \n a  b   c \u00a0", "a b  c"}, {"x [title] [y] z", "x.  z"},          {"[a [title] b] c", " c"},
         {"[a\nb] [c", "[a\nb] [c"},        {"[header] [step]  [substeps]", "  "}, {"\u2003", ""},
     };
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    for (size_t i = 0; i < LEN(texts); i++) {
         char *text = xstrdup(texts[i][0]);
         hellaswag_clean(text);
         assert_string_equal(text, texts[i][1]);
@@ -293,8 +288,7 @@ static void read_bad_lines(void *lines) {
     read_lines((const char *)lines, &t, HELLASWAG_LLMC, 8);
 }
 
-static void test_bad_lines(void **state) {
-    (void)state;
+TEST(test_bad_lines) {
     static const char parts[] = "\"activity_label\": \"\", \"ctx_a\": \"\", \"ctx_b\": \"\"";
     static const char *const bad[] = {
         "\"ctx\": \"a\", \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
@@ -313,7 +307,7 @@ static void test_bad_lines(void **state) {
         "\"ctx\": \"a\", \"ctx_b\": 1, \"label\": 0, \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
     };
     char lines[1024];
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < LEN(bad); i++) {
         snprintf(lines, sizeof lines, "\n{%s, %s}\n", bad[i], parts);
         assert_stops(EXIT_BAD_INPUT, "lines.jsonl line 2 is no example of HellaSwag, an object with \"ctx\"",
                      read_bad_lines, lines);
@@ -325,8 +319,7 @@ static void test_bad_lines(void **state) {
     assert_stops(EXIT_BAD_INPUT, "has an ending of 15 tokens, but the context is 8", read_bad_lines, (void *)LINES);
 }
 
-static void test_kinds(void **state) {
-    (void)state;
+TEST(test_kinds) {
     BinFile file = three_examples();
     assert_true(file_kind(save(&file))->id == FILE_HELLASWAG);
     file.header[0] = 20240520;
@@ -340,11 +333,4 @@ static void test_kinds(void **state) {
     assert_false(hellaswag_is_json(temp_path("missing.jsonl")));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),  cmocka_unit_test(test_damaged_bin), cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_json),  cmocka_unit_test(test_clean),       cmocka_unit_test(test_bad_lines),
-        cmocka_unit_test(test_kinds),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_hellaswag"); }

@@ -19,16 +19,14 @@ static const char *line_of(StepReport r, double rate, int width) {
     return line;
 }
 
-static void test_a_pipe_has_every_field(void **state) {
-    (void)state;
+TEST(test_a_pipe_has_every_field) {
     assert_string_equal(line_of(report_of(1234567, 7654321, "loss is an outlier"), 43210.4, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
                         "3.37T tokens left | 1:12:01 left | skipped: loss is an outlier");
 }
 
 // A terminal has the most important fields first; the line never reaches the last column.
-static void test_a_terminal_cuts_the_line(void **state) {
-    (void)state;
+TEST(test_a_terminal_cuts_the_line) {
     StepReport r = report_of(1234567, 7654321, "");
     const char whole[] = "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left | 43.2% MFU | 1234.6 ms | "
                          "3.37T tokens left | norm 123.457 | lr 6.00e-04";
@@ -42,8 +40,7 @@ static void test_a_terminal_cuts_the_line(void **state) {
                            "loss 10.9877 | skipped: gradient norm is an outlier"));
 }
 
-static void test_mfu(void **state) {
-    (void)state;
+TEST(test_mfu) {
     StepReport r = report_of(1234567, 7654321, "");
     r.peak_rate = 100000;
     assert_string_equal(line_of(r, 43210, 0),
@@ -51,30 +48,28 @@ static void test_mfu(void **state) {
                         "43.2% MFU | 3.37T tokens left | 1:12:01 left");
 }
 
-static void test_numbers_of_tokens(void **state) {
-    (void)state;
+TEST(test_numbers_of_tokens) {
     static const struct {
         double tokens;
         const char *text;
     } expected[] = {{0.4, "0"},         {9999.4, "9999"},  {9999.6, "10k"},      {43210, "43k"},
                     {999400, "999k"},   {999600, "1.00M"}, {2154321, "2.15M"},   {999.4e6, "999.40M"},
                     {999.6e6, "1.00B"}, {9.9e9, "9.90B"},  {999.4e9, "999.40B"}, {3.366e12, "3.37T"}};
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    for (size_t i = 0; i < LEN(expected); i++) {
         char text[64];
         logger_tokens(text, sizeof text, expected[i].tokens);
         assert_string_equal(text, expected[i].text);
     }
 }
 
-static void test_time_left(void **state) {
-    (void)state;
+TEST(test_time_left) {
     static const struct {
         double seconds;
         const char *text;
     } expected[] = {{0, "0:00 left"},         {59.9, "0:59 left"},      {545, "9:05 left"},
                     {3599.9, "59:59 left"},   {3600, "1:00:00 left"},   {3661, "1:01:01 left"},
                     {39838, "11:03:58 left"}, {86400, "24:00:00 left"}, {3599999, "999:59:59 left"}};
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    for (size_t i = 0; i < LEN(expected); i++) {
         char text[64];
         logger_left(text, sizeof text, expected[i].seconds);
         assert_string_equal(text, expected[i].text);
@@ -121,8 +116,7 @@ static void log_three_steps(void) {
     logger_close(&log);
 }
 
-static void test_metrics(void **state) {
-    (void)state;
+TEST(test_metrics) {
     const char *path = stdout_of(log_three_steps);
     assert_string_equal(
         contents_of(temp_path("metrics.jsonl")),
@@ -155,8 +149,7 @@ static void log_with_a_peak(void) {
     logger_close(&log);
 }
 
-static void test_metrics_of_a_gpu(void **state) {
-    (void)state;
+TEST(test_metrics_of_a_gpu) {
     stdout_of(log_with_a_peak);
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
                         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
@@ -171,8 +164,7 @@ static void log_a_second_later(void) {
     logger_close(&log);
 }
 
-static void test_a_step_is_shown_a_second_later(void **state) {
-    (void)state;
+TEST(test_a_step_is_shown_a_second_later) {
     assert_non_null(strstr(contents_of(stdout_of(log_a_second_later)), "\nstep 2/3 | loss 4.5000"));
 }
 
@@ -186,8 +178,7 @@ static void stop_after_two(void) {
     logger_close(&log);
 }
 
-static void test_a_stopped_run_shows_its_last_step(void **state) {
-    (void)state;
+TEST(test_a_stopped_run_shows_its_last_step) {
     const char *shown = contents_of(stdout_of(stop_after_two));
     const char *last = strstr(shown, "\nstep 2/3 | loss 4.5000"), *stopped = strstr(shown, "\nstopped at step 2 of 3");
     assert_non_null(last);
@@ -206,8 +197,7 @@ static void print_on_a_terminal(void) {
     logger_print(&log, 12345678901, "saved %s", "out/%s");
 }
 
-static void test_a_line_of_its_own(void **state) {
-    (void)state;
+TEST(test_a_line_of_its_own) {
     assert_string_equal(contents_of(stdout_of(print_in_a_pipe)), "step 500 | saved runs/mine\n");
     assert_string_equal(contents_of(stdout_of(print_on_a_terminal)), "\r\033[Kstep 12345678901 | saved out/%s\n");
 }
@@ -219,8 +209,7 @@ static void resume_after_two(void) {
     logger_close(&log);
 }
 
-static void test_a_resumed_run_goes_on(void **state) {
-    (void)state;
+TEST(test_a_resumed_run_goes_on) {
     static const char lines[] =
         "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
     static const char main_log[] = "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\ns:2 trl:3.0\ns:3 trl:2";
@@ -244,8 +233,7 @@ static void assert_truncated(const char *before, long long step, const char *aft
     assert_int_not_equal(access(temp_path("truncated.jsonl.part"), F_OK), 0);
 }
 
-static void test_truncation(void **state) {
-    (void)state;
+TEST(test_truncation) {
     assert_truncated("{\"step\":9,\"loss\":1}\n{\"step\":10,\"loss\":1}\n{\"step\":11,\"loss\":1}\n", 10,
                      "{\"step\":9,\"loss\":1}\n{\"step\":10,\"loss\":1}\n");
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"val_loss\":1}\n", 2,
@@ -266,8 +254,7 @@ static void test_truncation(void **state) {
 }
 
 // main.log has evaluations of step 4 that metrics.jsonl does not have: a resumed run makes them again
-static void test_killed_between_two_logs(void **state) {
-    (void)state;
+TEST(test_killed_between_two_logs) {
     static const char *const kept[] = {"s:3 trl:1\n", "s:3 trl:1\ns:4 eval:2\n", "s:3 trl:1\ns:4 tel:2\n"};
     const char *log = "s:3 trl:1\ns:4 tel:2\ns:4 eval:2\ns:5 tel:2\n";
     for (int i = 0; i < 3; i++) {
@@ -280,25 +267,15 @@ static void test_killed_between_two_logs(void **state) {
 
 static void stop_at_open(void *folder) { logger_open((const char *)folder, 0, false, false, true); }
 
-static void test_a_folder_that_is_not_there(void **state) {
-    (void)state;
+TEST(test_a_folder_that_is_not_there) {
     assert_stops(EXIT_RUN_FAILED, "nowhere/metrics.jsonl': No such file", stop_at_open, (void *)temp_path("nowhere"));
 }
 
 // ---- a full disk
 
-// files may grow to `bytes`; a write beyond that fails with EFBIG
-static void limit_files(rlim_t bytes) {
-    struct rlimit limit;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    limit.rlim_cur = bytes;
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-}
-
 static void put_line(LogFile *log, int number) { log_file_line(log, "line %d\n", number); }
 
-static void test_full_disk(void **state) {
-    (void)state;
+TEST(test_full_disk) {
     char path[PATH_LENGTH], expected[4096] = "";
     format_path(path, "%s", temp_path("full"));
     LogFile log = log_file_open(path, true);
@@ -320,8 +297,7 @@ static void test_full_disk(void **state) {
     assert_string_equal(contents_of(path), expected);
 }
 
-static void test_continues_a_file(void **state) {
-    (void)state;
+TEST(test_continues_a_file) {
     char path[PATH_LENGTH];
     format_path(path, "%s", temp_path("continued"));
     for (int i = 0; i < 3; i++) {
@@ -338,8 +314,7 @@ static void test_continues_a_file(void **state) {
 static void open_again(void *path) { log_file_open((const char *)path, false); }
 
 // a link in a run directory may lead anywhere
-static void test_links_are_not_followed(void **state) {
-    (void)state;
+TEST(test_links_are_not_followed) {
     const char *victim = write_file("victim", "precious\n", 9), *path = temp_path("link");
     assert_int_equal(symlink(victim, path), 0);
     assert_stops(EXIT_RUN_FAILED, "it is a symbolic link", open_again, (void *)path);
@@ -363,32 +338,11 @@ static void close_full(void *path) {
     log_file_close(&log);
 }
 
-static void test_stops_with_lines_left(void **state) {
-    (void)state;
+TEST(test_stops_with_lines_left) {
     assert_stops(EXIT_RUN_FAILED, "the lines are lost", close_full, (void *)temp_path("left"));
 }
 
 int main(void) {
     signal(SIGXFSZ, SIG_IGN);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_pipe_has_every_field),
-        cmocka_unit_test(test_a_terminal_cuts_the_line),
-        cmocka_unit_test(test_mfu),
-        cmocka_unit_test(test_numbers_of_tokens),
-        cmocka_unit_test(test_time_left),
-        cmocka_unit_test(test_metrics),
-        cmocka_unit_test(test_metrics_of_a_gpu),
-        cmocka_unit_test(test_a_step_is_shown_a_second_later),
-        cmocka_unit_test(test_a_stopped_run_shows_its_last_step),
-        cmocka_unit_test(test_a_line_of_its_own),
-        cmocka_unit_test(test_a_resumed_run_goes_on),
-        cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_killed_between_two_logs),
-        cmocka_unit_test(test_a_folder_that_is_not_there),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_continues_a_file),
-        cmocka_unit_test(test_links_are_not_followed),
-        cmocka_unit_test(test_stops_with_lines_left),
-    };
-    return cmocka_run_group_tests_name("logger", tests, NULL, NULL);
+    return run_all_tests("logger");
 }

@@ -5,8 +5,6 @@
 #include "llmc/run/model_source.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65, NUM_TENSORS = 4 + 12 * L, MANY_BYTES = 1 << 16 };
 
@@ -80,106 +78,106 @@ static void assert_opens(const char *path, DType dtype, bool rounded) {
 
 // ---- folders
 
-static const char *joined(const char *folder, const char *name) {
-    static char paths[8][512];
-    static int next;
-    char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
+// a config.json of the model, but for the value of `key`
+static const char *config_with(const char *key, const char *value) {
+    static char text[1024];
+    static const char *const good[][2] = {{"n_layer", "2"},
+                                          {"n_head", "2"},
+                                          {"n_embd", "8"},
+                                          {"n_positions", "16"},
+                                          {"vocab_size", "65"},
+                                          {"activation_function", "\"gelu_new\""},
+                                          {"layer_norm_epsilon", "1e-05"},
+                                          {"n_inner", "null"},
+                                          {"scale_attn_weights", "true"},
+                                          {"scale_attn_by_inverse_layer_idx", "false"},
+                                          {"reorder_and_upcast_attn", "false"},
+                                          {"tie_word_embeddings", "true"},
+                                          {"add_cross_attention", "false"}};
+    int at = snprintf(text, sizeof text, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]");
+    for (size_t i = 0; i < LEN(good); i++) {
+        const char *chosen = strcmp(key, good[i][0]) == 0 ? value : good[i][1];
+        at += snprintf(text + at, sizeof text - (size_t)at, ",\"%s\":%s", good[i][0], chosen);
+    }
+    snprintf(text + at, sizeof text - (size_t)at, "}");
+    return text;
 }
 
-static void write_bytes(const char *path, const void *data, size_t bytes) {
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
-
-// the bytes of a file, at most MANY_BYTES; overwritten by the next call
-static const unsigned char *read_bytes(const char *path, size_t *count) {
-    static unsigned char bytes[MANY_BYTES];
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    *count = fread(bytes, 1, sizeof bytes, file);
-    assert_in_range(*count, 1, sizeof bytes - 1);
-    fclose(file);
-    return bytes;
-}
-
-static const char config_text[] = "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":8,\"n_positions\":16,"
-                                  "\"vocab_size\":65,\"architectures\":[\"GPT2LMHeadModel\"]%s}";
-
-// config.json with more keys
-static void write_config(const char *folder, const char *more) {
-    char text[1024];
-    snprintf(text, sizeof text, config_text, more);
-    write_text(joined(folder, "config.json"), text);
-}
-
-static const char *new_folder(const char *name) {
-    static char folders[64][256];
-    static int next;
-    assert_in_range(next, 0, 63);
-    char *folder = folders[next++];
-    snprintf(folder, sizeof folders[0], "%s/%s", temp_dir(), name);
-    assert_int_equal(mkdir(folder, 0777), 0);
-    write_config(folder, "");
-    return folder;
+static void write_config(const char *folder, const char *key, const char *value) {
+    write_text(joined(folder, "config.json"), config_with(key, value));
 }
 
 typedef struct {
     DType dtype;
     const char *prefix;  // of every name
     int shards;          // 1: model.safetensors; else as many files, and an index
-    bool head, untied;   // lm_head.weight is stored, in the last file; it differs from wte.weight
     bool mask;           // h.0.attn.bias is stored, as in old files
+    int vocab;
+    int head_rows;     // of lm_head.weight in the last file; 0: none
+    int head_differs;  // index of the byte in which lm_head.weight is not wte.weight; -1: none
+    int without;       // a parameter that the last layer lacks; -1: none
+    int reshaped;      // a parameter with one row too many; -1: none
 } Layout;
 
-static const Layout usual = {DT_F32, "", 1, false, false, false};
+static Layout layout_of(DType dtype, const char *prefix, int shards, bool head, bool mask) {
+    Layout l = {dtype, prefix, shards, mask, V, head ? V : 0, -1, -1, -1};
+    return l;
+}
+
+static Layout usual(void) { return layout_of(DT_F32, "", 1, false, false); }
 
 static void shard_name(char name[64], int shard, int shards) {
     snprintf(name, 64, shards == 1 ? "model.safetensors" : "model-%05d-of-%05d.safetensors", shard + 1, shards);
 }
 
+// adds a tensor to a file in pass 0, writes it in pass 1
+static void put_tensor(SafeTensorsWriter *w, int pass, int index, const char *name, DType dtype, int dims,
+                       const size_t *shape, const unsigned char *bytes) {
+    size_t count = dtype_size(dtype);
+    for (int i = 0; i < dims; i++) { count *= shape[i]; }
+    if (pass == 0) { assert_int_equal(safetensors_declare(w, name, dtype, dims, shape), index); }
+    if (pass == 1) { safetensors_write(w, index, 0, bytes, count); }
+}
+
 // writes the tensors number shard, shard + shards, ... of a model
 static void write_shard(const char *folder, const Layout *l, int shard, cJSON *weight_map) {
     GPT2Config c = small_config();
-    unsigned char bytes[MANY_BYTES];
+    config_set_vocab(&c, l->vocab);
+    static unsigned char bytes[MANY_BYTES];
     char file[64], name[NAME_LENGTH], full[2 * NAME_LENGTH];
     shard_name(file, shard, l->shards);
     SafeTensorsWriter w = safetensors_create(joined(folder, file));
-    for (int pass = 0, index = 0, number = 0; pass < 2; pass++, index = 0, number = 0) {
+    for (int pass = 0; pass < 2; pass++) {
+        int index = 0, number = 0;
         for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-            for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++, number++) {
-                if (number % l->shards != shard) { continue; }
-                size_t shape[2], count = hugging_face_bytes(bytes, l->dtype, (ParamId)id, layer, &c);
+            int layers = param_layers((ParamId)id, &c);
+            for (int layer = 0; layer < layers; layer++, number++) {
+                if (number % l->shards != shard || (id == l->without && layer == layers - 1)) { continue; }
+                size_t shape[2];
+                hugging_face_bytes(bytes, l->dtype, (ParamId)id, layer, &c);
                 param_file_shape(shape, (ParamId)id, &c, param_specs[id].transposed);
+                shape[0] += id == l->reshaped;
+                bool vector = shape[0] == 1;
                 param_name(name, sizeof name, (ParamId)id, layer);
                 snprintf(full, sizeof full, "%s%s", l->prefix, name);
-                bool vector = shape[0] == 1;
-                if (pass) { safetensors_write(&w, index++, 0, bytes, count); }
-                if (!pass) { safetensors_declare(&w, full, l->dtype, vector ? 1 : 2, shape + vector); }
-                if (!pass) { cJSON_AddStringToObject(weight_map, full, file); }
+                put_tensor(&w, pass, index++, full, l->dtype, 2 - vector, shape + vector, bytes);
+                if (pass == 0) { cJSON_AddStringToObject(weight_map, full, file); }
             }
         }
-        if (l->head && shard == l->shards - 1) {
-            const size_t shape[2] = {V, C};
-            size_t count = hugging_face_bytes(bytes, l->dtype, WTE, 0, &c);
-            bytes[count - 1] ^= l->untied;
-            if (pass) { safetensors_write(&w, index++, 0, bytes, count); }
-            if (!pass) { safetensors_declare(&w, "lm_head.weight", l->dtype, 2, shape); }
-            if (!pass) { cJSON_AddStringToObject(weight_map, "lm_head.weight", file); }
+        if (l->head_rows && shard == l->shards - 1) {
+            const size_t shape[2] = {(size_t)l->head_rows, C};
+            hugging_face_bytes(bytes, l->dtype, WTE, 0, &c);
+            if (l->head_differs >= 0) { bytes[l->head_differs] ^= 1; }
+            put_tensor(&w, pass, index++, "lm_head.weight", l->dtype, 2, shape, bytes);
+            if (pass == 0) { cJSON_AddStringToObject(weight_map, "lm_head.weight", file); }
         }
         if (l->mask && shard == 0) {
             const size_t shape[4] = {1, 1, MAX_T, MAX_T};
             snprintf(full, sizeof full, "%sh.0.attn.bias", l->prefix);
-            if (pass) { safetensors_write(&w, index++, 0, bytes, MAX_T * MAX_T); }
-            if (!pass) { safetensors_declare(&w, full, DT_U8, 4, shape); }
-            if (!pass) { cJSON_AddStringToObject(weight_map, full, file); }
+            put_tensor(&w, pass, index++, full, DT_U8, 4, shape, bytes);
+            if (pass == 0) { cJSON_AddStringToObject(weight_map, full, file); }
         }
-        if (!pass) { safetensors_begin(&w); }
+        if (pass == 0) { safetensors_begin(&w); }
     }
     assert_int_equal(safetensors_finish(&w), 0);
 }
@@ -194,9 +192,10 @@ static cJSON *write_model(const char *folder, const Layout *l) {
     return index;
 }
 
-static const char *model_folder(const char *name, const Layout *l) {
+static const char *model_folder(const char *name, Layout l) {
     const char *folder = new_folder(name);
-    cJSON_Delete(write_model(folder, l));
+    write_config(folder, "", "");
+    cJSON_Delete(write_model(folder, &l));
     return folder;
 }
 
@@ -206,33 +205,26 @@ static void assert_refused(const char *path, const char *words) { assert_stops(2
 
 // ---- Hugging Face's files
 
-static void test_one_file(void **state) {
-    (void)state;
+TEST(test_one_file) {
     static const DType dtypes[] = {DT_F32, DT_F16, DT_BF16};
     for (int i = 0; i < 3; i++) {
         char name[32];
-        Layout l = usual;
-        l.dtype = dtypes[i];
-        l.prefix = i == 1 ? "transformer." : "";
-        l.head = l.mask = i > 0;
         snprintf(name, sizeof name, "one%d", i);
-        const char *folder = model_folder(name, &l);
-        assert_opens(folder, l.dtype, false);
-        assert_opens(joined(folder, "model.safetensors"), l.dtype, false);
+        const char *folder = model_folder(name, layout_of(dtypes[i], i == 1 ? "transformer." : "", 1, i > 0, i > 0));
+        assert_opens(folder, dtypes[i], false);
+        assert_opens(joined(folder, "model.safetensors"), dtypes[i], false);
     }
 }
 
 // an index and its files, whatever the number of files, the names and the type
-static void test_several_files(void **state) {
-    (void)state;
-    static const Layout layouts[] = {{DT_F32, "", 2, false, false, false},
-                                     {DT_F32, "transformer.", 5, true, false, true},
-                                     {DT_F16, "transformer.", 3, true, false, true},
-                                     {DT_BF16, "", NUM_TENSORS, false, false, true}};
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+TEST(test_several_files) {
+    const Layout layouts[] = {layout_of(DT_F32, "", 2, false, false), layout_of(DT_F32, "transformer.", 5, true, true),
+                              layout_of(DT_F16, "transformer.", 3, true, true),
+                              layout_of(DT_BF16, "", NUM_TENSORS, false, true)};
+    for (size_t i = 0; i < LEN(layouts); i++) {
         char name[32], here[256];
         snprintf(name, sizeof name, "several%zu", i);
-        const char *folder = model_folder(name, &layouts[i]);
+        const char *folder = model_folder(name, layouts[i]);
         assert_opens(folder, layouts[i].dtype, false);
         assert_opens(index_path(folder), layouts[i].dtype, false);
         ModelFile file = model_open(folder);
@@ -246,9 +238,8 @@ static void test_several_files(void **state) {
 }
 
 // transformers, too, prefers model.safetensors
-static void test_one_file_comes_first(void **state) {
-    (void)state;
-    const char *folder = model_folder("both", &usual);
+TEST(test_one_file_comes_first) {
+    const char *folder = model_folder("both", usual());
     write_text(index_path(folder), "{}");
     assert_opens(folder, DT_F32, false);
     assert_refused(index_path(folder), "has no \"weight_map\"");
@@ -263,8 +254,7 @@ static void write_index_with(const char *folder, const cJSON *index, const char 
     cJSON_Delete(copy);
 }
 
-static void test_bad_index(void **state) {
-    (void)state;
+TEST(test_bad_index) {
     static const struct {
         const char *key, *value, *says;
     } cases[] = {
@@ -279,11 +269,11 @@ static void test_bad_index(void **state) {
         {"h.1.ln_2.bias", NULL, "has no tensor h.1.ln_2.bias"},
         {"h.2.ln_1.weight", "\"model-00001-of-00003.safetensors\"", "puts tensor h.2.ln_1.weight into '"},
     };
-    Layout l = usual;
-    l.shards = 3;
+    const Layout l = layout_of(DT_F32, "", 3, false, false);
     const char *folder = new_folder("index");
+    write_config(folder, "", "");
     cJSON *index = write_model(folder, &l);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         write_index_with(folder, index, cases[i].key, cases[i].value);
         assert_refused(folder, cases[i].says);
     }
@@ -302,11 +292,9 @@ static void test_bad_index(void **state) {
     cJSON_Delete(index);
 }
 
-static void test_broken_shard(void **state) {
-    (void)state;
-    Layout l = usual;
-    l.shards = 3;
-    const char *folder = model_folder("broken", &l), *path = joined(folder, "model-00002-of-00003.safetensors");
+TEST(test_broken_shard) {
+    const char *folder = model_folder("broken", layout_of(DT_F32, "", 3, false, false)),
+               *path = joined(folder, "model-00002-of-00003.safetensors");
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(truncate(path, info.st_size - 1), 0);
@@ -316,29 +304,70 @@ static void test_broken_shard(void **state) {
     assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "or give the folder, if the model is in");
 }
 
-static void test_integer_weights(void **state) {
-    (void)state;
-    const Layout one = {DT_I16, "", 1, false, false, false}, several = {DT_I16, "", 2, false, false, false};
-    assert_refused(model_folder("integers1", &one), "holds I16, expected F32, F64, BF16 or F16");
-    assert_refused(model_folder("integers2", &several), "holds I16, expected F32, F64, BF16 or F16");
+TEST(test_integer_weights) {
+    const char *says = "holds I16, expected F32, F64, BF16 or F16";
+    assert_refused(model_folder("integers1", layout_of(DT_I16, "", 1, false, false)), says);
+    assert_refused(model_folder("integers2", layout_of(DT_I16, "", 2, false, false)), says);
 }
 
-static void test_untied_head(void **state) {
-    (void)state;
-    const Layout one = {DT_F32, "", 1, true, true, false}, several = {DT_BF16, "transformer.", 4, true, true, false};
-    assert_refused(model_folder("untied1", &one), "lm_head.weight that is not its wte.weight");
-    assert_refused(model_folder("untied4", &several), "lm_head.weight that is not its wte.weight");
+TEST(test_missing_and_reshaped_tensors) {
+    const char *folder = model_folder("tensors", usual());
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        char name[NAME_LENGTH];
+        param_name(name, sizeof name, (ParamId)id, L - 1);
+        Layout without = usual(), reshaped = usual();
+        without.without = reshaped.reshaped = id;
+        cJSON_Delete(write_model(folder, &without));
+        assert_refused(folder, name);
+        cJSON_Delete(write_model(folder, &reshaped));
+        assert_refused(folder, "has another shape");
+    }
+    Layout no_positions = usual();
+    no_positions.without = WPE;
+    cJSON_Delete(write_model(folder, &no_positions));
+    unlink(joined(folder, "config.json"));
+    assert_refused(folder, "holds no GPT-2");
+}
+
+// a stored lm_head.weight must equal wte.weight. With 1500 tokens the comparison takes several reads
+TEST(test_untied_head) {
+    enum { MANY = 1500 };
+    static const struct {
+        const char *prefix;
+        DType dtype;
+        int shards, vocab, rows, differs;
+    } cases[] = {{"", DT_F32, 1, V, V, V * C * 4 - 1},
+                 {"transformer.", DT_BF16, 4, V, V, V * C * 2 - 1},
+                 {"transformer.", DT_F32, 1, MANY, MANY, 0},
+                 {"transformer.", DT_F32, 1, MANY, MANY, 4 * MANY * C - 1},
+                 {"transformer.", DT_F32, 1, MANY, MANY + 1, -1},
+                 {"transformer.", DT_F32, 1, MANY, MANY - 1, -1}};
+    for (size_t i = 0; i < LEN(cases); i++) {
+        char name[32];
+        snprintf(name, sizeof name, "untied%zu", i);
+        Layout l = layout_of(cases[i].dtype, cases[i].prefix, cases[i].shards, true, false);
+        l.vocab = cases[i].vocab;
+        l.head_rows = cases[i].rows;
+        l.head_differs = cases[i].differs;
+        const char *folder = model_folder(name, l);
+        if (l.vocab == MANY) { write_config(folder, "vocab_size", "1500"); }
+        assert_refused(folder, "lm_head.weight that is not its wte.weight");
+        l.head_rows = l.vocab;
+        l.head_differs = -1;
+        cJSON_Delete(write_model(folder, &l));
+        ModelFile file = model_open(folder);
+        model_close(&file);
+    }
 }
 
 // the same bytes in another type are other numbers
-static void test_head_of_another_type(void **state) {
-    (void)state;
+TEST(test_head_of_another_type) {
     static char bytes[MANY_BYTES];
-    static const Layout layout = {DT_BF16, "", 1, true, false, false};
-    const char *folder = model_folder("typed", &layout), *path = joined(folder, "model.safetensors");
+    const char *folder = model_folder("typed", layout_of(DT_BF16, "", 1, true, false)),
+               *path = joined(folder, "model.safetensors");
     size_t count;
     assert_opens(folder, DT_BF16, false);
-    memcpy(bytes, read_bytes(path, &count), MANY_BYTES);
+    memcpy(bytes, read_file(path, &count), MANY_BYTES);
     char *type = strstr(bytes + 8, "\"lm_head.weight\":{\"dtype\":\"BF16\"");
     assert_non_null(type);
     memcpy(strstr(type, "\"BF16\""), "\"F16\" ", 6);
@@ -346,20 +375,55 @@ static void test_head_of_another_type(void **state) {
     assert_refused(folder, "has an lm_head.weight that is not its wte.weight");
 }
 
-static void test_configs(void **state) {
-    (void)state;
-    static const char *const good[] = {
-        ",\"activation_function\":\"gelu_new\"",         ",\"activation_function\":\"gelu_pytorch_tanh\"",
-        ",\"activation_function\":\"gelu_fast\"",        ",\"activation_function\":\"gelu_accurate\"",
-        ",\"activation_function\":\"gelu_python_tanh\"", ",\"add_cross_attention\":false",
+TEST(test_configs) {
+    static const char *const good[][2] = {
+        {"", ""},
+        {"n_inner", "32"},
+        {"n_inner", "32.0"},
+        {"layer_norm_epsilon", "0.00001"},
+        {"reorder_and_upcast_attn", "true"},
+        {"activation_function", "\"gelu_pytorch_tanh\""},
+        {"activation_function", "\"gelu_fast\""},
+        {"activation_function", "\"gelu_accurate\""},
+        {"activation_function", "\"gelu_python_tanh\""},
     };
-    static const char *const bad[][2] = {
-        {",\"activation_function\":\"gelu\"", "has \"gelu\" as \"activation_function\", expected GPT-2's own"},
-        {",\"activation_function\":\"relu\"", "has \"relu\" as \"activation_function\""},
-        {",\"activation_function\":\"silu\"", "has \"silu\" as \"activation_function\""},
-        {",\"activation_function\":\"\"", "has \"\" as \"activation_function\""},
-        {",\"add_cross_attention\":true", "has true as \"add_cross_attention\""},
-        {",\"tie_word_embeddings\":false", "has false as \"tie_word_embeddings\""},
+    static const struct {
+        const char *key, *value, *says;
+    } bad[] = {
+        {"n_layer", "1", "has more layers than the 1"},
+        {"n_layer", "3", "has no tensor h.2.ln_1.weight"},
+        {"n_layer", "16777216", "has no tensor h.2.ln_1.weight"},
+        {"n_layer", "0", "expected a whole number"},
+        {"n_layer", "-2", "expected a whole number"},
+        {"n_layer", "2.5", "expected a whole number"},
+        {"n_layer", "1e300", "expected a whole number"},
+        {"n_layer", "1e999", "expected a whole number"},
+        {"n_layer", "4294967298", "expected a whole number"},  // 2 once cut to 32 bits
+        {"n_layer", "\"2\"", "no number named \"n_layer\""},
+        {"n_layer", "null", "no number named \"n_layer\""},
+        {"n_layer", "NaN", "not a JSON object"},
+        {"n_head", "3", "3 heads do not divide 8 channels"},
+        {"n_head", "0", "expected a whole number"},
+        {"n_embd", "16", "tensor wte.weight has another shape than the model's 65 x 16"},
+        {"n_embd", "16777216", "a head of 8388608 channels"},
+        {"n_positions", "17", "tensor wpe.weight has another shape than the model's 17 x 8"},
+        {"n_positions", "[16]", "no number named \"n_positions\""},
+        {"vocab_size", "64", "tensor wte.weight has another shape than the model's 64 x 8"},
+        {"vocab_size", "128", "tensor wte.weight has another shape than the model's 128 x 8"},
+        {"vocab_size", "16777217", "expected a whole number"},
+        {"activation_function", "\"gelu\"", "has \"gelu\" as \"activation_function\", expected GPT-2's own"},
+        {"activation_function", "\"relu\"", "has \"relu\" as \"activation_function\""},
+        {"activation_function", "\"\"", "has \"\" as \"activation_function\""},
+        {"activation_function", "null", "has null as \"activation_function\""},
+        {"layer_norm_epsilon", "1e-6", "has 1e-06 as \"layer_norm_epsilon\", expected GPT-2's own, 1e-05"},
+        {"layer_norm_epsilon", "0", "has 0 as \"layer_norm_epsilon\""},
+        {"layer_norm_epsilon", "\"1e-05\"", "as \"layer_norm_epsilon\""},
+        {"n_inner", "8", "has 8 as \"n_inner\""},
+        {"n_inner", "33", "has 33 as \"n_inner\""},
+        {"scale_attn_weights", "false", "has false as \"scale_attn_weights\""},
+        {"scale_attn_by_inverse_layer_idx", "true", "has true as \"scale_attn_by_inverse_layer_idx\""},
+        {"tie_word_embeddings", "false", "has false as \"tie_word_embeddings\""},
+        {"add_cross_attention", "true", "has true as \"add_cross_attention\""},
     };
     static const char *const others[][2] = {
         {"{\"model_type\":\"llama\",\"num_hidden_layers\":2}", "a model of type llama, expected gpt2"},
@@ -368,21 +432,32 @@ static void test_configs(void **state) {
         {"{\"architectures\":[\"GPTNeoXForCausalLM\"]}", "type GPTNeoXForCausalLM, expected gpt2"},
         {"{\"architectures\":[\"GPT2LMHeadModel\"]}", "no number named \"n_layer\""},
         {"{\"architectures\":null,\"model_type\":null}", "no number named \"n_layer\""},
+        {"{}", "no number named \"n_layer\""},
+        {"", "not a JSON object"},
         {"model", "not a JSON object"},
+        {"[]", "not a JSON object"},
+        {"2", "not a JSON object"},
+        {"{\"n_layer\":2,", "not a JSON object"},
+        {"{\"n_layer\" 2}", "not a JSON object"},
     };
-    const char *folder = model_folder("configs", &usual);
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        write_config(folder, good[i]);
+    const char *folder = model_folder("configs", usual()), *config = joined(folder, "config.json");
+    for (size_t i = 0; i < LEN(good); i++) {
+        write_config(folder, good[i][0], good[i][1]);
         assert_opens(folder, DT_F32, false);
     }
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        write_config(folder, bad[i][0]);
-        assert_refused(folder, bad[i][1]);
+    for (size_t i = 0; i < LEN(bad); i++) {
+        write_config(folder, bad[i].key, bad[i].value);
+        assert_refused(folder, bad[i].says);
     }
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    for (size_t i = 0; i < LEN(others); i++) {
         write_text(joined(folder, "config.json"), others[i][0]);
         assert_refused(folder, others[i][1]);
     }
+    unlink(config);  // the shape is then read off the tensors, but 8 channels are no heads of 64
+    assert_refused(folder, "put a config.json with n_head beside it");
+    unlink(joined(folder, "model.safetensors"));
+    assert_refused(folder, "No such file");
+    assert_refused(temp_path("no_such_folder"), "No such file");
 }
 
 // ---- llm.c's files
@@ -410,8 +485,7 @@ static size_t write_llmc(const char *path, int32_t version, int Vp) {
     return at;
 }
 
-static void test_llmc_file(void **state) {
-    (void)state;
+TEST(test_llmc_file) {
     static const int padded[] = {V, V + 1, 128, 200};
     for (int i = 0; i < 4; i++) {
         const char *path = temp_path("padded.bin");
@@ -426,10 +500,9 @@ static void test_llmc_file(void **state) {
 }
 
 // the same for every rank of every layout: a tensor-parallel rank reads its slice
-static void test_llmc_slices(void **state) {
-    (void)state;
+TEST(test_llmc_slices) {
     const char *path = temp_path("slices.bin");
-    const char *folder = model_folder("slices", &usual);
+    const char *folder = model_folder("slices", usual());
     write_llmc(path, 3, 128);
     ModelFile a = model_open(path), b = model_open(folder);
     for (int rank = 0; rank < 4; rank++) {
@@ -465,56 +538,52 @@ static void export_path(const char *from, const char *to, DType dtype) {
 }
 
 // The exported file has these tensors at these places, zeros as padding, and loads to the bits of its source.
-static void test_export(void **state) {
-    (void)state;
-    static const Layout sources[] = {{DT_F32, "", 1, false, false, false},
-                                     {DT_F16, "transformer.", 3, true, false, true},
-                                     {DT_BF16, "", 2, false, false, false}};
+TEST(test_export) {
+    const Layout sources[] = {usual(), layout_of(DT_F16, "transformer.", 3, true, true),
+                              layout_of(DT_BF16, "", 2, false, false)};
     static unsigned char first[MANY_BYTES];
     const size_t elements = 128 * C + MAX_T * C + L * (12 * C * C + 13 * C) + 2 * C;
     for (int i = 0; i < 3; i++) {
         char name[32];
         size_t count;
         snprintf(name, sizeof name, "export%d", i);
-        const char *folder = model_folder(name, &sources[i]), *v3 = joined(folder, "v3.bin"),
+        const char *folder = model_folder(name, sources[i]), *v3 = joined(folder, "v3.bin"),
                    *v5 = joined(folder, "v5.bin"), *again = joined(folder, "again.bin");
         export_path(folder, v3, DT_F32);
         export_path(folder, v5, DT_BF16);
         assert_int_equal(access(joined(folder, "v3.bin.part"), F_OK), -1);
         assert_opens(v3, sources[i].dtype, false);
         assert_opens(v5, sources[i].dtype, true);
-        const int32_t *header = (const int32_t *)read_bytes(v5, &count);
+        const int32_t *header = (const int32_t *)(const void *)read_file(v5, &count);
         const int32_t expected[9] = {20240326, 5, MAX_T, V, L, NH, C, 128, 0};
         assert_memory_equal(header, expected, sizeof expected);
         assert_int_equal(count, 1024 + 2 * elements);
-        const unsigned char *bytes = read_bytes(v3, &count);
-        assert_int_equal(((const int32_t *)bytes)[1], 3);
+        const char *bytes = read_file(v3, &count);
+        assert_int_equal(((const int32_t *)(const void *)bytes)[1], 3);
         assert_int_equal(count, 1024 + 4 * elements);
         for (size_t k = 1024 + 4 * V * C; k < 1024 + 4 * 128 * C; k++) { assert_int_equal(bytes[k], 0); }
         memcpy(first, bytes, count);
         export_path(v3, again, DT_F32);
         size_t same = count;
-        assert_memory_equal(read_bytes(again, &count), first, same);
+        assert_memory_equal(read_file(again, &count), first, same);
         assert_int_equal(count, same);
     }
 }
 
 // byte for byte the file of the other loop, whose padding is set to zero
-static void test_export_is_the_other_loop(void **state) {
-    (void)state;
+TEST(test_export_is_the_other_loop) {
     static unsigned char expected[MANY_BYTES];
-    const char *folder = model_folder("loop", &usual), *path = joined(folder, "loop.bin");
+    const char *folder = model_folder("loop", usual()), *path = joined(folder, "loop.bin");
     size_t bytes = write_llmc(path, 3, 128), count;
-    memcpy(expected, read_bytes(path, &count), bytes);
+    memcpy(expected, read_file(path, &count), bytes);
     memset(expected + 1024 + 4 * V * C, 0, 4 * (128 - V) * C);
     export_path(folder, path, DT_F32);
-    assert_memory_equal(read_bytes(path, &count), expected, bytes);
+    assert_memory_equal(read_file(path, &count), expected, bytes);
     assert_int_equal(count, bytes);
 }
 
 // a vocabulary of 65536: wte is read and written in several chunks
-static void test_export_in_chunks(void **state) {
-    (void)state;
+TEST(test_export_in_chunks) {
     const int32_t header[256] = {20240326, 3, MAX_T, 65536, L, NH, C, 65536};
     const size_t bytes = sizeof header + 4 * (65536 * C + MAX_T * C + L * (12 * C * C + 13 * C) + 2 * C);
     assert_true(65536 * C > CHUNK_ELEMENTS);
@@ -533,25 +602,19 @@ static void test_export_in_chunks(void **state) {
 }
 
 // ties go to the even neighbour
-static void test_export_rounds(void **state) {
-    (void)state;
+TEST(test_export_rounds) {
     static const uint32_t from[] = {0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7F7FFF, 0x80008000, 0x00018000};
     static const uint16_t to[] = {0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F7F, 0x8000, 0x0002};
-    const char *folder = model_folder("ties", &usual), *path = joined(folder, "ties.bin");
+    const char *folder = model_folder("ties", usual()), *path = joined(folder, "ties.bin");
     size_t bytes = write_llmc(path, 3, 128), count;
-    FILE *file = fopen(path, "r+b");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, 1024, SEEK_SET), 0);
-    assert_int_equal(fwrite(from, sizeof from, 1, file), 1);
-    assert_int_equal(fclose(file), 0);
+    overwrite(path, 1024, from, sizeof from);
     export_path(path, path, DT_BF16);  // onto itself
-    assert_memory_equal(read_bytes(path, &count) + 1024, to, sizeof to);
+    assert_memory_equal(read_file(path, &count) + 1024, to, sizeof to);
     assert_int_equal(count, 1024 + (bytes - 1024) / 2);
 }
 
 // An llm.c file that is cut, or longer: the length is that of the header's sizes, whichever tensor is missing.
-static void test_llmc_lengths(void **state) {
-    (void)state;
+TEST(test_llmc_lengths) {
     GPT2Config c = small_config();
     const char *path = temp_path("cut.bin");
     size_t whole = write_llmc(path, 3, 128), end = 1024;
@@ -573,15 +636,14 @@ static void test_llmc_lengths(void **state) {
     } cases[] = {{3, whole + 1, "bytes long, expected"}, {3, whole - 1, "bytes long, expected"},
                  {5, whole, "bytes long, expected"},     {3, 100, "expected the 1024 bytes of an llm.c model's header"},
                  {3, 1023, "is 1023 bytes long"},        {3, 4, "is 4 bytes long"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         write_llmc(path, cases[i].version, 128);
         assert_int_equal(truncate(path, (off_t)cases[i].bytes), 0);
         assert_refused(path, cases[i].words);
     }
 }
 
-static void test_bad_llmc_headers(void **state) {
-    (void)state;
+TEST(test_bad_llmc_headers) {
     static const struct {
         int at;
         int32_t value;
@@ -616,23 +678,17 @@ static void test_bad_llmc_headers(void **state) {
         {7, 16777216, "bytes long, expected"},
     };
     const char *path = temp_path("header.bin");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         write_llmc(path, 3, 128);
-        FILE *file = fopen(path, "r+b");
-        assert_non_null(file);
-        assert_int_equal(fseek(file, 4 * cases[i].at, SEEK_SET), 0);
-        assert_int_equal(fwrite(&cases[i].value, 4, 1, file), 1);
-        assert_int_equal(fclose(file), 0);
+        overwrite(path, 4 * cases[i].at, &cases[i].value, 4);
         assert_refused(path, cases[i].says);
     }
 }
 
 // A size of 2^31 in a file without bytes, and no config.json. The cast to int would wrap.
-static void test_sizes_beyond_int(void **state) {
-    (void)state;
+TEST(test_sizes_beyond_int) {
     static const char *const sizes[][2] = {{"2147483647,0", "2,0"}, {"0,4294967360", "2,0"}, {"2,0", "4294967298,0"}};
     const char *folder = new_folder("beyond_int");
-    unlink(joined(folder, "config.json"));
     for (int i = 0; i < 3; i++) {
         char file[512];
         int length = snprintf(file + 8, sizeof file - 8,
@@ -641,16 +697,12 @@ static void test_sizes_beyond_int(void **state) {
                               sizes[i][0], sizes[i][1]);
         const uint64_t bytes = (uint64_t)length;
         memcpy(file, &bytes, sizeof bytes);
-        FILE *out = fopen(joined(folder, "model.safetensors"), "wb");
-        assert_non_null(out);
-        assert_int_equal(fwrite(file, 1, 8 + (size_t)length, out), 8 + length);
-        assert_int_equal(fclose(out), 0);
+        write_bytes(joined(folder, "model.safetensors"), file, 8 + (size_t)length);
         assert_refused(folder, "expected at most 16777216 each");
     }
 }
 
-static void test_other_formats(void **state) {
-    (void)state;
+TEST(test_other_formats) {
     static const struct {
         const char *name, *bytes, *says;
     } cases[] = {
@@ -663,14 +715,13 @@ static void test_other_formats(void **state) {
         {"text.safetensors", "plain text", "text.safetensors' is 10 bytes long and says that its header has"},
         {"short.bin", "ab", "short.bin is no file of a known kind"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         assert_refused(write_file(cases[i].name, cases[i].bytes, strlen(cases[i].bytes)), cases[i].says);
     }
     assert_int_equal(mkfifo(temp_path("pipe.gguf"), 0600), 0);
     assert_refused(temp_path("pipe.gguf"), "is no file of a known kind");
-    Layout l = usual;
-    l.shards = 2;
-    assert_refused(joined(model_folder("parts", &l), "config.json"), "has no \"weight_map\"");
+    const char *parts = model_folder("parts", layout_of(DT_F32, "", 2, false, false));
+    assert_refused(joined(parts, "config.json"), "has no \"weight_map\"");
 }
 
 // Opening and closing a model leaves no file open.
@@ -683,16 +734,14 @@ static int open_files(void) {
     return count;
 }
 
-static void test_closes_every_file(void **state) {
-    (void)state;
-    static const Layout layouts[] = {{DT_F32, "", 1, false, false, false}, {DT_F32, "", 5, false, false, false}};
-    int before = open_files();
-    for (int i = 0; i < 2; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "closed%d", i);
-        const char *folder = model_folder(name, &layouts[i]), *llmc = joined(folder, "v3.bin");
+TEST(test_closes_every_file) {
+    const int before = open_files();
+    for (int shards = 1; shards <= 5; shards += 4) {
+        const char *folder =
+                       model_folder(shards == 1 ? "closed1" : "closed5", layout_of(DT_F32, "", shards, false, false)),
+                   *llmc = joined(folder, "v3.bin");
         ModelFile file = model_open(folder);
-        assert_int_equal(open_files(), before + layouts[i].shards);
+        assert_int_equal(open_files(), before + shards);
         model_close(&file);
         assert_int_equal(open_files(), before);
         write_llmc(llmc, 3, 128);
@@ -705,42 +754,26 @@ static void test_closes_every_file(void **state) {
 
 // ---- a failed export
 
-typedef struct {
-    const char *folder, *path;
-    rlim_t largest_file;
-} FullDisk;
-
-static void export_on_full_disk(void *argument) {
-    const FullDisk *disk = (const FullDisk *)argument;
-    struct rlimit limit = {disk->largest_file, disk->largest_file};
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    _exit(try_export(disk->folder, disk->path, DT_F32));
+static void assert_export_ends(const char *folder, const char *path, rlim_t largest_file, int error) {
+    limit_files(largest_file);
+    int found = try_export(folder, path, DT_F32);
+    limit_files(RLIM_INFINITY);
+    assert_int_equal(found, error);
 }
 
-static void assert_export_ends(FullDisk disk, int error) {
-    char output[1024];
-    int status = run_in_child(output, sizeof output, export_on_full_disk, &disk);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), error);
-}
-
-static void test_full_disk(void **state) {
-    (void)state;
-    static const rlim_t largest[] = {0, 1023, 1024, 5000, 12000};
-    const char *folder = model_folder("full", &usual), *path = joined(folder, "full.bin");
+TEST(test_full_disk) {
+    const char *folder = model_folder("full", usual()), *path = joined(folder, "full.bin");
     size_t whole = write_llmc(path, 3, 128), count;
+    const rlim_t largest[] = {0, 1023, 1024, 5000, 12000, whole - 1};
     for (int i = 0; i < 6; i++) {
-        FullDisk disk = {folder, path, i < 5 ? largest[i] : whole - 1};
-        assert_export_ends(disk, EFBIG);
-        assert_int_equal(access(joined(folder, "full.bin.part"), F_OK), -1);
-        read_bytes(path, &count);  // the file that was there
+        assert_export_ends(folder, path, largest[i], EFBIG);
+        assert_false(exists(folder, "full.bin.part"));
+        read_file(path, &count);  // the file that was there
         assert_int_equal(count, whole);
         assert_opens(path, DT_F32, false);
     }
-    FullDisk nowhere = {folder, joined(folder, "no/where.bin"), whole}, enough = {folder, path, whole};
-    assert_export_ends(nowhere, ENOENT);
-    assert_export_ends(enough, 0);
+    assert_export_ends(folder, joined(folder, "no/where.bin"), whole, ENOENT);
+    assert_export_ends(folder, path, whole, 0);
     assert_opens(path, DT_F32, false);
 }
 
@@ -762,9 +795,10 @@ static void assert_source(const char *word, const char *file) {
 }
 
 // a run directory of llm.c stands for its last finished model
-static void test_run_directory_of_llmc(void **state) {
-    (void)state;
+TEST(test_run_directory_of_llmc) {
     const char *run = new_folder("log124M");
+    const Layout l = usual();
+    write_config(run, "", "");
     static const char *const files[] = {"model_00000005.bin", "model_00000010.bin", "model_00000020.bin"};
     assert_stops(2, "is a folder without model.safetensors", find_source, (void *)run);
     for (int i = 0; i < 3; i++) { write_llmc(joined(run, files[i]), 3, 128); }
@@ -776,15 +810,13 @@ static void test_run_directory_of_llmc(void **state) {
     write_text(joined(run, "DONE_00000020.txt"), "");  // no mark of llm.c
     assert_source(run, joined(run, files[1]));
     assert_source(joined(run, files[2]), joined(run, files[2]));
-    cJSON_Delete(write_model(run, &usual));  // Hugging Face's file comes first
+    cJSON_Delete(write_model(run, &l));  // Hugging Face's file comes first
     assert_source(run, joined(run, "model.safetensors"));
 }
 
-static void test_folders(void **state) {
-    (void)state;
-    Layout l = usual;
-    l.shards = 2;
-    const char *several = model_folder("two", &l), *pickled = new_folder("pickled");
+TEST(test_folders) {
+    const char *several = model_folder("two", layout_of(DT_F32, "", 2, false, false)), *pickled = new_folder("pickled");
+    write_config(pickled, "", "");
     assert_source(several, index_path(several));
     assert_source(index_path(several), index_path(several));
     write_text(joined(pickled, "pytorch_model.bin"), "PK\3\4 and so on");
@@ -799,53 +831,20 @@ static void test_folders(void **state) {
 }
 
 // ranks compare this hash
-static void test_hash_covers_all_files(void **state) {
-    (void)state;
-    Layout l = usual;
-    l.shards = 3;
-    const char *folder = model_folder("hashed", &l);
+TEST(test_hash_covers_all_files) {
+    const char *folder = model_folder("hashed", layout_of(DT_F32, "", 3, false, false));
     ModelFile file = model_open(folder);
     uint64_t before = hash_weights(1, &file.file);
     assert_true(hash_weights(1, &file.file) == before);
     const char *path = joined(folder, "model-00003-of-00003.safetensors");
-    FILE *out = fopen(path, "r+b");
-    assert_non_null(out);
-    assert_int_equal(fseek(out, -1, SEEK_END), 0);
-    int last = fgetc(out);
-    assert_int_equal(fseek(out, -1, SEEK_END), 0);
-    fputc(last ^ 1, out);
-    fclose(out);
+    size_t bytes;
+    const char *contents = read_file(path, &bytes), last = (char)(contents[bytes - 1] ^ 1);
+    overwrite(path, (long)bytes - 1, &last, 1);
     assert_true(hash_weights(1, &file.file) != before);
     model_close(&file);
 }
 
 int main(void) {
     omp_set_num_threads(1);  // a forked child has none of its parent's threads
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_file),
-        cmocka_unit_test(test_several_files),
-        cmocka_unit_test(test_one_file_comes_first),
-        cmocka_unit_test(test_bad_index),
-        cmocka_unit_test(test_broken_shard),
-        cmocka_unit_test(test_integer_weights),
-        cmocka_unit_test(test_untied_head),
-        cmocka_unit_test(test_head_of_another_type),
-        cmocka_unit_test(test_closes_every_file),
-        cmocka_unit_test(test_configs),
-        cmocka_unit_test(test_llmc_file),
-        cmocka_unit_test(test_llmc_slices),
-        cmocka_unit_test(test_export),
-        cmocka_unit_test(test_export_is_the_other_loop),
-        cmocka_unit_test(test_export_in_chunks),
-        cmocka_unit_test(test_export_rounds),
-        cmocka_unit_test(test_llmc_lengths),
-        cmocka_unit_test(test_bad_llmc_headers),
-        cmocka_unit_test(test_sizes_beyond_int),
-        cmocka_unit_test(test_other_formats),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_run_directory_of_llmc),
-        cmocka_unit_test(test_folders),
-        cmocka_unit_test(test_hash_covers_all_files),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests("model_file");
 }

@@ -20,8 +20,7 @@ static void check_word(void *word) {
 
 // ---- shapes
 
-static void test_known_models(void **state) {
-    (void)state;
+TEST(test_known_models) {
     static const struct {
         const char *word;
         int L, NH, C, maxT;
@@ -46,7 +45,7 @@ static void test_known_models(void **state) {
         {"gpt3:c5120", 40, 40, 5120, 2048},
         {"gpt3:c12288", 96, 96, 12288, 2048},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         GPT2Config c = described(cases[i].word);
         config_check(&c, cases[i].word);
         assert_int_equal(c.num_layers, cases[i].L);
@@ -58,8 +57,7 @@ static void test_known_models(void **state) {
     }
 }
 
-static void test_shape_descriptor(void **state) {
-    (void)state;
+TEST(test_shape_descriptor) {
     GPT2Config c = described("l4h2c128");
     assert_int_equal(c.num_layers, 4);
     assert_int_equal(c.num_heads, 2);
@@ -75,19 +73,17 @@ static void test_shape_descriptor(void **state) {
 }
 
 // any other word may be a path
-static void test_no_descriptors(void **state) {
-    (void)state;
+TEST(test_no_descriptors) {
     static const char *const words[] = {
         "",      "d13",       "d12x",      "D12",      "d",       "gpt2:",      "gpt2:d13",  "gpt3:c769",   "l4h4",
         "l4h4c", "l4h4c128x", "l4h4c128/", "l4c128h4", "4h4c128", "l4h4c128.5", "l4,h4c128", "l9999999h1c1"};
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    for (size_t i = 0; i < LEN(words); i++) {
         GPT2Config c;
         if (config_from_descriptor(&c, words[i], DATA_VOCAB, DATA_T)) { fail_msg("'%s' is no descriptor", words[i]); }
     }
 }
 
-static void test_impossible_shapes(void **state) {
-    (void)state;
+TEST(test_impossible_shapes) {
     static const struct {
         const char *word, *error;
     } cases[] = {
@@ -100,7 +96,7 @@ static void test_impossible_shapes(void **state) {
         {"l1h1c257", "a head of 257 channels"},
         {"l999999h999999c999999", "parameters is more than"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         assert_stops(2, cases[i].error, check_word, (void *)cases[i].word);
         assert_stops(2, cases[i].word, check_word, (void *)cases[i].word);
     }
@@ -108,13 +104,12 @@ static void test_impossible_shapes(void **state) {
     check_word((void *)"l1h1c256");
 }
 
-static void test_parameter_counts(void **state) {
-    (void)state;
+TEST(test_parameter_counts) {
     static const struct {
         const char *word;
         size_t count;
     } cases[] = {{"d12", 124439808}, {"d24", 354823168}, {"d36", 774030080}, {"d48", 1557611200}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         GPT2Config c = described(cases[i].word);
         assert_int_equal(num_parameters(&c), cases[i].count);
     }
@@ -142,8 +137,7 @@ static const char *const names_of_layer_3[NUM_PARAM_TENSORS] = {
     "ln_f.bias",
 };
 
-static void test_names(void **state) {
-    (void)state;
+TEST(test_names) {
     char name[64];
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         param_name(name, sizeof name, (ParamId)id, 3);
@@ -152,8 +146,7 @@ static void test_names(void **state) {
     }
 }
 
-static void test_shapes(void **state) {
-    (void)state;
+TEST(test_shapes) {
     GPT2Config c = described("l4h2c6");
     const size_t rows[] = {384, DATA_T, 1, 1, 18, 1, 6, 1, 1, 1, 24, 1, 6, 1, 1, 1};
     const size_t cols[] = {6, 6, 6, 6, 6, 18, 6, 6, 6, 6, 6, 24, 24, 6, 6, 6};
@@ -166,10 +159,9 @@ static void test_shapes(void **state) {
 
 // Every tensor starts at the first aligned element after the tensor before it. So tensors are disjoint, a layer is
 // contiguous, and the buffer ends with the last tensor.
-static void test_layout(void **state) {
-    (void)state;
+TEST(test_layout) {
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l2h4c64", "d12", "gpt3:c12288"};
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    for (size_t i = 0; i < LEN(words); i++) {
         GPT2Config c = described(words[i]);
         ParamLayout layout = param_layout(&c);
         size_t at = 0;
@@ -187,8 +179,7 @@ static void test_layout(void **state) {
 }
 
 // The update ranges cover every element of every tensor once, with the tensor's weight decay, and no gap.
-static void test_update_ranges(void **state) {
-    (void)state;
+TEST(test_update_ranges) {
     GPT2Config c = described("l4h2c6");
     ParamLayout layout = param_layout(&c);
     UpdateRange ranges[4 + 12 * 4];
@@ -224,8 +215,7 @@ static void test_update_ranges(void **state) {
 // ---- shards and slices
 
 // The drawing at the top of layout.h: row 1221, column 10 of layer 3's QKVW of d12 on 4 ranks, -tp 2 -z 3.
-static void test_one_element_at_its_five_addresses(void **state) {
-    (void)state;
+TEST(test_one_element_at_its_five_addresses) {
     enum { LAYER = 3, ROW = 1221, COL = 10 };
     const GPT2Config c = {1024, 50257, 50304, 12, 12, 768};
     // whole tensor
@@ -321,8 +311,7 @@ static void check_views(const ParamLayout *layout) {
     }
 }
 
-static void test_views_of_the_whole_tensor(void **state) {
-    (void)state;
+TEST(test_views_of_the_whole_tensor) {
     static const char *const words[] = {"l1h1c1", "l2h3c24", "l1h5c15", "l1h4c64"};
     static const int slices[] = {1, 2, 3, 4, 8};
     for (int k = 0; k < 4 * 5 * 2; k++) {
@@ -361,8 +350,7 @@ static void count_owned(signed char *owners, const ParamLayout *layout, const GP
     }
 }
 
-static void test_shards(void **state) {
-    (void)state;
+TEST(test_shards) {
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l4h4c64"};
     for (int k = 0; k < 3 * 4 * 7; k++) {
         GPT2Config c = described(words[k % 3]);
@@ -416,8 +404,7 @@ static void assert_mean_and_std(const real *x, size_t n, double std) {
     assert_true(fabs(sqrt(squares / (double)n) - std) < tolerance);
 }
 
-static void test_init(void **state) {
-    (void)state;
+TEST(test_init) {
     GPT2Config c = described("l8h2c64");
     ParamLayout layout = param_layout(&c);
     real *params = initialised(&c, 1);
@@ -436,8 +423,7 @@ static void test_init(void **state) {
 }
 
 // The vocabulary's padding and the gaps between tensors stay zero through training only if they start as zero.
-static void test_padding_and_gaps_start_as_zero(void **state) {
-    (void)state;
+TEST(test_padding_and_gaps_start_as_zero) {
     GPT2Config c = described("l3h2c6");
     ParamLayout layout = param_layout(&c);
     real *params = initialised(&c, 1);
@@ -451,8 +437,7 @@ static void test_padding_and_gaps_start_as_zero(void **state) {
     free(params);
 }
 
-static void test_init_is_reproducible(void **state) {
-    (void)state;
+TEST(test_init_is_reproducible) {
     GPT2Config c = described("l3h2c16"), deeper = described("l5h2c16");
     ParamLayout layout = param_layout(&c), deeper_layout = param_layout(&deeper);
     omp_set_num_threads(1);
@@ -472,23 +457,4 @@ static void test_init_is_reproducible(void **state) {
     free(other_depth);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_known_models),
-        cmocka_unit_test(test_shape_descriptor),
-        cmocka_unit_test(test_no_descriptors),
-        cmocka_unit_test(test_impossible_shapes),
-        cmocka_unit_test(test_parameter_counts),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_update_ranges),
-        cmocka_unit_test(test_one_element_at_its_five_addresses),
-        cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_views_of_the_whole_tensor),
-        cmocka_unit_test(test_init),
-        cmocka_unit_test(test_padding_and_gaps_start_as_zero),
-        cmocka_unit_test(test_init_is_reproducible),
-    };
-    return cmocka_run_group_tests_name("params", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("params"); }

@@ -1037,8 +1037,7 @@ static int run_same(const char *a_path, const char *b_path, const char *prefix) 
 
 // ---- one rank
 
-static void test_one_rank(void **state) {
-    (void)state;
+TEST(test_one_rank) {
     Comm *single = comm_single(&cpu_device);
     check_layouts(0, 1, single);
     check_layouts(4, 2, single);
@@ -1048,8 +1047,7 @@ static void test_one_rank(void **state) {
 
 // A layer is all-gathered once in the forward and once in the backward. The backward finds two layers in the buffers.
 // In segments of three blocks, the first block is all-gathered once more after its recomputation.
-static void test_layer_gathers(void **state) {
-    (void)state;
+TEST(test_layer_gathers) {
     const struct {
         int level, every, layers, gathers;
     } cases[] = {{0, 1, 1, 1},
@@ -1059,7 +1057,7 @@ static void test_layer_gathers(void **state) {
                  {4, 2, 12, 22},
                  {4, 3, 12, 12 + 3 + 3 * 4},
                  {4, 12, 12, 12 + 12 + 10}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         Recompute r = {cases[i].level, cases[i].every, cases[i].layers, false};
         printf("    -r %d -rk %d, %d layers: %d\n", r.level, r.every, r.layers, zero_layer_gathers(&r, r.layers));
         assert_int_equal(zero_layer_gathers(&r, r.layers), cases[i].gathers);
@@ -1076,9 +1074,5 @@ int main(int argc, char **argv) {
     if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_fault(argv + 2, argc - 5, argv + 5); }
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
     if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_rank),
-        cmocka_unit_test(test_layer_gathers),
-    };
-    return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
+    return run_all_tests("processes");
 }

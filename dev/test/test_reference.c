@@ -86,10 +86,7 @@ static void check_from_statistics_bits(const OpShape *s) {
     problem_free(&again);
 }
 
-static void test_from_statistics_has_the_forwards_bits(void **state) {
-    (void)state;
-    for_each_shape("layernorm_forward", check_from_statistics_bits);
-}
+TEST(test_from_statistics_has_the_forwards_bits) { for_each_shape("layernorm_forward", check_from_statistics_bits); }
 
 static void check_loss_alone(const OpShape *s) {
     Problem both = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
@@ -106,10 +103,7 @@ static void check_loss_alone(const OpShape *s) {
     problem_free(&loss);
 }
 
-static void test_loss_alone_leaves_logits(void **state) {
-    (void)state;
-    for_each_shape("classifier", check_loss_alone);
-}
+TEST(test_loss_alone_leaves_logits) { for_each_shape("classifier", check_loss_alone); }
 
 // multiplies array `name` by a factor, also after a reset
 static void scale_start(Problem *p, const char *name, double factor) {
@@ -138,8 +132,7 @@ static void check_large_attention(const OpShape *s) {
 static void check_large_logits(const OpShape *s) { check_large("classifier", s, "logits", 100); }
 static void check_large_part(const OpShape *s) { check_large("classifier_statistics", s, "logits", 100); }
 
-static void test_softmax_of_large_inputs(void **state) {
-    (void)state;
+TEST(test_softmax_of_large_inputs) {
     for_each_shape("attention_forward", check_large_attention);
     for_each_shape("classifier", check_large_logits);
     for_each_shape("classifier_statistics", check_large_part);
@@ -193,8 +186,7 @@ static void check_classifier_over_ranks(const OpShape *s) {
     }
 }
 
-static void test_classifier_over_ranks(void **state) {
-    (void)state;
+TEST(test_classifier_over_ranks) {
     const OpShape shape = {.B = 3, .T = 5, .V = 67, .Vp = 72};
     for_each_shape("classifier", check_classifier_over_ranks);
     check_classifier_over_ranks(&shape);
@@ -224,21 +216,14 @@ static void check_embedding_over_ranks(const OpShape *s) {
     problem_free(&p);
 }
 
-static void test_embedding_over_ranks_has_the_same_bits(void **state) {
-    (void)state;
-    for_each_shape("embedding_forward", check_embedding_over_ranks);
-}
+TEST(test_embedding_over_ranks_has_the_same_bits) { for_each_shape("embedding_forward", check_embedding_over_ranks); }
 
 // ---- the table of cases
 
-static void test_every_operation_has_a_row(void **state) {
-    (void)state;
-    assert_int_equal(NUM_OP_CASES, sizeof(Ops) / sizeof cpu_ops.gelu_forward);
-}
+TEST(test_every_operation_has_a_row) { assert_int_equal(NUM_OP_CASES, sizeof(Ops) / sizeof cpu_ops.gelu_forward); }
 
 // A row without outputs would pass with any operation.
-static void test_every_row_has_outputs(void **state) {
-    (void)state;
+TEST(test_every_row_has_outputs) {
     for (int c = 0; c < NUM_OP_CASES; c++) {
         assert_non_null(op_shape(&op_cases[c], 2));
         for (int variant = 0; variant < op_cases[c].variants; variant++) {
@@ -251,8 +236,7 @@ static void test_every_row_has_outputs(void **state) {
 }
 
 // An arithmetic mistake of a kernel shows as one wrong number, an unwritten number, or a NaN.
-static void test_a_difference_is_noticed(void **state) {
-    (void)state;
+TEST(test_a_difference_is_noticed) {
     Problem p = problem_make(op_case("gelu_forward"), op_shape(op_case("gelu_forward"), 1), 0);
     const Array *out = find_array(&p, "out");
     double *wanted = (double *)xcalloc(out->n, sizeof(double));
@@ -270,8 +254,7 @@ static void test_a_difference_is_noticed(void **state) {
 }
 
 // GPT-2 124M, B = 4, T = 512: floatX, real and bf16 elements, ints, and FLOPs, worked out by hand
-static void test_bytes_and_flops(void **state) {
-    (void)state;
+TEST(test_bytes_and_flops) {
     const double N = 2048, C = 768, C4 = 3072, Vp = 50304, pairs = 4 * 12 * 512 * 513 / 2.0, n = 124475904;
     const double updated = 41491968 + 31118976 + 24895104;  // a third, a quarter, a fifth: whole blocks of moments
     const struct {
@@ -328,7 +311,7 @@ static void test_bytes_and_flops(void **state) {
         {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), 2 * updated, 1 + updated / 32, 0,
          10 * updated / 4, 0},
     };
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    for (size_t i = 0; i < LEN(expected); i++) {
         OpShape s = op_shape_gpt2(op_case(expected[i].op), 4, 512);
         Problem p = problem_describe(op_case(expected[i].op), &s, expected[i].variant);
         double bytes = expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) +
@@ -392,16 +375,14 @@ static void check_matmul_rounded_once(const OpShape *s) {
     check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
 }
 
-static void test_bf16_gradients_are_rounded_once(void **state) {
-    (void)state;
+TEST(test_bf16_gradients_are_rounded_once) {
     for_each_shape("embedding_backward", check_embedding_rounded_once);
     for_each_shape("position_embedding_backward", check_positions_rounded_once);
     for_each_shape("layernorm_backward", check_layernorm_rounded_once);
     for_each_shape("matmul_backward", check_matmul_rounded_once);
 }
 
-static void test_gradient_at(void **state) {
-    (void)state;
+TEST(test_gradient_at) {
     float numbers[4];
     const Gradient wide = {numbers, DT_F32}, narrow = {numbers, DT_BF16}, none = {NULL, DT_BF16};
     assert_ptr_equal(gradient_at(wide, 3).at, numbers + 3);
@@ -451,16 +432,12 @@ static void check_rounded_shape(const OpShape *s) {
     check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
 }
 
-static void test_matmuls_of_rounded_inputs(void **state) {
-    (void)state;
-    for_each_shape("matmul_forward", check_rounded_shape);
-}
+TEST(test_matmuls_of_rounded_inputs) { for_each_shape("matmul_forward", check_rounded_shape); }
 
 // ---- the norm, GELU and exp
 
 // more blocks than one group
-static void test_global_norm_of_many_blocks(void **state) {
-    (void)state;
+TEST(test_global_norm_of_many_blocks) {
     size_t n = (size_t)NORM_BLOCK * NORM_GROUP + 5 * NORM_BLOCK + 3;
     real *x = (real *)xmalloc(n * sizeof *x), norm_squared;
     double expected = 0;
@@ -474,10 +451,9 @@ static void test_global_norm_of_many_blocks(void **state) {
     free(x);
 }
 
-static void test_gelu_far_from_zero(void **state) {
-    (void)state;
+TEST(test_gelu_far_from_zero) {
     static const double points[] = {0, 1e-6, 3, 5.5, 8, 13, 100, 1e4};
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+    for (size_t i = 0; i < LEN(points); i++) {
         for (int sign = -1; sign <= 1; sign += 2) {
             double x = sign * (double)(real)points[i];
             assert_true(fabs(gelu_value((real)x) - reference_gelu(x)) <= 3e-7 * fmax(1, fabs(x)));
@@ -508,55 +484,31 @@ static void check_gelu_backward(const OpShape *s) {
     problem_free(&p);
 }
 
-static void test_gelu_backward(void **state) {
-    (void)state;
-    for_each_shape("gelu_forward", check_gelu_backward);
-}
+TEST(test_gelu_backward) { for_each_shape("gelu_forward", check_gelu_backward); }
 
 static void assert_exp_close(float x) {
     double exact = exp((double)x), error = fabs((double)fast_exp(x) - exact) / exact;
     if (!(error < 1.5e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
 }
 
-static void test_fast_exp(void **state) {
-    (void)state;
+TEST(test_fast_exp) {
     const int points = 2000003;
     for (int i = 0; i <= points; i++) { assert_exp_close((float)(-87.3 + (88.3 + 87.3) * i / points)); }
     for (int e = 0; e > -150; e--) { assert_exp_close(ldexpf(1, e)), assert_exp_close(-ldexpf(1, e)); }
     static const float too_low[] = {-87.31f, -88, -104, -1000, -1e30f, -INFINITY};
-    for (size_t i = 0; i < sizeof too_low / sizeof too_low[0]; i++) { assert_true(fast_exp(too_low[i]) == 0); }
+    for (size_t i = 0; i < LEN(too_low); i++) { assert_true(fast_exp(too_low[i]) == 0); }
     static const float too_high[] = {88.31f, 89, 1000, 1e30f, INFINITY};
-    for (size_t i = 0; i < sizeof too_high / sizeof too_high[0]; i++) {
-        assert_true(fast_exp(too_high[i]) == fast_exp(88.3f));
-    }
+    for (size_t i = 0; i < LEN(too_high); i++) { assert_true(fast_exp(too_high[i]) == fast_exp(88.3f)); }
     assert_true(isnan(fast_exp(NAN)));
     assert_true(fast_exp(0) == 1);
 }
 
 int main(void) {
-    struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_statistics_has_the_forwards_bits),
-        cmocka_unit_test(test_loss_alone_leaves_logits),
-        cmocka_unit_test(test_softmax_of_large_inputs),
-        cmocka_unit_test(test_classifier_over_ranks),
-        cmocka_unit_test(test_embedding_over_ranks_has_the_same_bits),
-        cmocka_unit_test(test_every_operation_has_a_row),
-        cmocka_unit_test(test_every_row_has_outputs),
-        cmocka_unit_test(test_a_difference_is_noticed),
-        cmocka_unit_test(test_bytes_and_flops),
-        cmocka_unit_test(test_bf16_gradients_are_rounded_once),
-        cmocka_unit_test(test_gradient_at),
-        cmocka_unit_test(test_matmuls_of_rounded_inputs),
-        cmocka_unit_test(test_global_norm_of_many_blocks),
-        cmocka_unit_test(test_gelu_far_from_zero),
-        cmocka_unit_test(test_gelu_backward),
-        cmocka_unit_test(test_fast_exp),
-    };
     struct CMUnitTest operations[NUM_OP_CASES];
     for (int i = 0; i < NUM_OP_CASES; i++) {
         struct CMUnitTest test = {op_cases[i].name, test_operation, NULL, NULL, (void *)&op_cases[i]};
         operations[i] = test;
     }
     int failed = cmocka_run_group_tests_name("reference implementations", operations, NULL, NULL);
-    return cmocka_run_group_tests_name("properties", tests, NULL, NULL) + failed;
+    return run_all_tests("properties") + failed;
 }

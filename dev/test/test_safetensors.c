@@ -30,8 +30,7 @@ static void assert_refused(const char *path, const char *words) {
 
 // ---- writing
 
-static void test_bytes_written(void **state) {
-    (void)state;
+TEST(test_bytes_written) {
     static const char header[] =  // 200 bytes with its padding; sorted by element size, then name
         "{\"__metadata__\":{\"format\":\"pt\"},"
         "\"b\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
@@ -65,8 +64,7 @@ static void test_bytes_written(void **state) {
     assert_memory_equal(got, expected, total);
 }
 
-static void test_round_trip(void **state) {
-    (void)state;
+TEST(test_round_trip) {
     static const struct {
         const char *name;
         DType dtype;
@@ -85,7 +83,7 @@ static void test_round_trip(void **state) {
         {"\xC3\xA9 \\ \n", DT_U8, 1, {40000}, 40000},
         {"", DT_U8, 1, {1}, 1},
     };
-    enum { N = sizeof cases / sizeof cases[0] };
+    enum { N = LEN(cases) };
     static unsigned char data[N][40000], got[40000];
     const char *path = temp_path("round_trip");
     SafeTensorsWriter w = safetensors_create(path);
@@ -124,8 +122,7 @@ static void test_round_trip(void **state) {
     safetensors_close(&st);
 }
 
-static void test_no_tensors(void **state) {
-    (void)state;
+TEST(test_no_tensors) {
     const char *path = temp_path("none");
     SafeTensorsWriter w = safetensors_create(path);
     safetensors_begin(&w);
@@ -139,8 +136,7 @@ static void test_no_tensors(void **state) {
 }
 
 // The sum of the writer is that of the whole file.
-static void test_large_write(void **state) {
-    (void)state;
+TEST(test_large_write) {
     enum { BYTES = (2 << 20) + 3 };
     const char *path = temp_path("pieces");
     unsigned char *data = (unsigned char *)xmalloc(BYTES), *file = (unsigned char *)xmalloc(BYTES + 1000);
@@ -162,8 +158,7 @@ static void test_large_write(void **state) {
 }
 
 // offsets beyond 32 bits, in a sparse file
-static void test_more_than_4_gib(void **state) {
-    (void)state;
+TEST(test_more_than_4_gib) {
     const uint64_t large = 5ull << 30;
     const char *path = temp_path("large");
     SafeTensorsWriter w = safetensors_create(path);
@@ -204,8 +199,7 @@ static int write_shape(const char *path, int num_dims, const size_t *shape) {
     return safetensors_finish(&w);
 }
 
-static void test_write_failures(void **state) {
-    (void)state;
+TEST(test_write_failures) {
     const char *path = temp_path("failing");
     assert_int_equal(write_kilobytes(path, 9, 9), 0);
     assert_int_equal(write_kilobytes(path, 9, 8), ENODATA);
@@ -235,15 +229,14 @@ static void test_write_failures(void **state) {
 
 // ---- reading
 
-static void test_conversions(void **state) {
-    (void)state;
+TEST(test_conversions) {
     static const struct {
         uint16_t half;
         float value;
     } halves[] = {{0x0000, 0.0f},     {0x8000, -0.0f},    {0x0001, 0x1p-24f},   {0x83FF, -0x1.ff8p-15f},
                   {0x0400, 0x1p-14f}, {0x3C00, 1.0f},     {0x3C01, 0x1.004p0f}, {0xC000, -2.0f},
                   {0x7BFF, 65504.0f}, {0x7C00, INFINITY}, {0xFC00, -INFINITY},  {0x3555, 0x1.554p-2f}};
-    for (size_t i = 0; i < sizeof halves / sizeof halves[0]; i++) {
+    for (size_t i = 0; i < LEN(halves); i++) {
         float value = f16_to_float(halves[i].half);
         assert_memory_equal(&value, &halves[i].value, sizeof value);  // the sign of zero counts
     }
@@ -294,8 +287,7 @@ static void read_real(void *path) {
     safetensors_read_real(&st, safetensors_find(&st, "a"), 0, out, 2);
 }
 
-static void test_other_dtypes(void **state) {
-    (void)state;
+TEST(test_other_dtypes) {
     const char *path = write_tensors("bool", "{\"a\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3);
     SafeTensors st = safetensors_open(path);
     const SafeTensor *t = safetensors_find(&st, "a");
@@ -317,15 +309,13 @@ static void read_shortened(void *path) {
     }
 }
 
-static void test_shortened_while_open(void **state) {
-    (void)state;
+TEST(test_shortened_while_open) {
     const char *path = write_tensors("short", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
     assert_stops(EXIT_RUN_FAILED, "the file has become shorter", read_shortened, (void *)path);
 }
 
 // good files of other programs: any order, odd spaces, metadata anywhere, empty tensors in between
-static void test_unusual_but_good(void **state) {
-    (void)state;
+TEST(test_unusual_but_good) {
     SafeTensors st =
         safetensors_open(write_tensors("unusual",
                                        "{ \"b\" : {\"shape\":[2], \"data_offsets\":[ 2,4],\"dtype\":\"U8\"},\n"
@@ -346,8 +336,7 @@ static void test_unusual_but_good(void **state) {
 #define ENTRY(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define TENSOR(dtype, shape, offsets) "{\"a\":" ENTRY(dtype, shape, offsets) "}"
 
-static void test_bad_headers(void **state) {
-    (void)state;
+TEST(test_bad_headers) {
     static const struct {
         const char *json;
         size_t data_bytes;
@@ -411,13 +400,12 @@ static void test_bad_headers(void **state) {
         {TENSOR("\"U8\"", "[2]", "[0,2]"), 3, "has 3 bytes of data, expected 2"},
         {"{}", 1, "has 1 bytes of data, expected 0"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         assert_refused(write_tensors("bad", cases[i].json, cases[i].data_bytes), cases[i].words);
     }
 }
 
-static void test_deep_nesting(void **state) {
-    (void)state;
+TEST(test_deep_nesting) {
     enum { DEPTH = 1000000 };
     char *json = (char *)xcalloc(DEPTH + 6, 1);
     memcpy(json, "{\"a\":", 5);
@@ -426,8 +414,7 @@ static void test_deep_nesting(void **state) {
     free(json);
 }
 
-static void test_bad_files(void **state) {
-    (void)state;
+TEST(test_bad_files) {
     const struct {
         const char *path, *words;
     } cases[] = {
@@ -443,7 +430,7 @@ static void test_bad_files(void **state) {
         {write_file("nul", "\4\0\0\0\0\0\0\0{}\0 ", 12), "no JSON object"},
     };
     assert_int_equal(mkfifo(cases[3].path, 0600), 0);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         char path[256];  // temp_path reuses its buffers
         snprintf(path, sizeof path, "%s", cases[i].path);
         assert_refused(path, cases[i].words);
@@ -483,8 +470,7 @@ static bool survives(const unsigned char *bytes, size_t count) {
     return opened;
 }
 
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     enum { HEADER = sizeof damaged_header - 1, TOTAL = 8 + HEADER + 45 };
     unsigned char good[TOTAL] = {0}, bad[TOTAL];
     good[0] = HEADER;
@@ -504,15 +490,4 @@ static void test_damage(void **state) {
     assert_in_range(opened, 10, 990);  // both outcomes occur
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_written),    cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_no_tensors),       cmocka_unit_test(test_more_than_4_gib),
-        cmocka_unit_test(test_write_failures),   cmocka_unit_test(test_conversions),
-        cmocka_unit_test(test_other_dtypes),     cmocka_unit_test(test_shortened_while_open),
-        cmocka_unit_test(test_unusual_but_good), cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_deep_nesting),     cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_damage),           cmocka_unit_test(test_large_write),
-    };
-    return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("safetensors"); }

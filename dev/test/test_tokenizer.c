@@ -49,8 +49,7 @@ static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void test_bytes(void **state) {
-    (void)state;
+TEST(test_bytes) {
     Tokenizer t = tokenizer_bytes();
     assert_int_equal(tokenizer_vocab_size(&t), 256);
     assert_int_equal(t.end_of_text, '\n');
@@ -133,9 +132,8 @@ static const struct {
      {5}},  // U+20000, a letter
 };
 
-static void test_pretokens(void **state) {
-    (void)state;
-    for (size_t i = 0; i < sizeof PRETOKENS / sizeof PRETOKENS[0]; i++) {
+TEST(test_pretokens) {
+    for (size_t i = 0; i < LEN(PRETOKENS); i++) {
         size_t at = 0, bytes = strlen(PRETOKENS[i].text);
         for (const size_t *length = PRETOKENS[i].lengths; at < bytes; length++) {
             size_t found = tokenizer_pretoken_length(PRETOKENS[i].text + at, bytes - at);
@@ -151,8 +149,7 @@ static void test_pretokens(void **state) {
     assert_int_equal(tokenizer_pretoken_length(" a", 1), 1);
 }
 
-static void test_unicode_classes(void **state) {
-    (void)state;
+TEST(test_unicode_classes) {
     size_t counts[4] = {0, 0, 0, 0};
     for (uint32_t code = 0; code < 0x110000; code++) { counts[unicode_class(code)]++; }
     assert_int_equal(counts[UNICODE_SPACE], 25);  // White_Space has 25 code points
@@ -196,8 +193,7 @@ static void assert_is_small(const Tokenizer *t) {
     assert_encodes(t, "", 0, abcde, 0);
 }
 
-static void test_merges_file(void **state) {
-    (void)state;
+TEST(test_merges_file) {
     Tokenizer t = small_tokenizer();
     assert_is_small(&t);
     tokenizer_free(&t);
@@ -232,8 +228,7 @@ static size_t make_bin(const Tokenizer *t, int version, char *data) {
     return at;
 }
 
-static void test_bin_file(void **state) {
-    (void)state;
+TEST(test_bin_file) {
     Tokenizer t = small_tokenizer();
     static char data[1024 + 256 * SMALL_VOCAB];
     for (int version = 1; version <= 2; version++) {
@@ -274,8 +269,7 @@ static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, i
     return count;
 }
 
-static void test_merging_against_plain_reference(void **state) {
-    (void)state;
+TEST(test_merging_against_plain_reference) {
     Tokenizer t = small_tokenizer();
     for (uint64_t trial = 0; trial < 2000; trial++) {
         char text[48];
@@ -304,8 +298,7 @@ static void round_trips(const Tokenizer *t) {
     assert_round_trip(t, "<|endoftext|>", 13);
 }
 
-static void test_round_trip(void **state) {
-    (void)state;
+TEST(test_round_trip) {
     Tokenizer bytes = tokenizer_bytes(), small = small_tokenizer();
     round_trips(&bytes);
     round_trips(&small);
@@ -337,8 +330,7 @@ static void find_pretokens(const char *text, size_t bytes, char *starts) {
     for (size_t at = 0; at < bytes; at += tokenizer_pretoken_length(text + at, bytes - at)) { starts[at] = 1; }
 }
 
-static void test_safe_cut(void **state) {
-    (void)state;
+TEST(test_safe_cut) {
     enum { BYTES = TOKENIZER_MAX_PRETOKEN + 20000, CUT_BYTES = BYTES - TOKENIZER_MAX_PRETOKEN - 8 };
     char *text = (char *)malloc(BYTES), *whole = (char *)malloc(BYTES), *parts = (char *)malloc(BYTES);
     for (uint64_t seed = 0; seed < 6; seed++) {
@@ -359,8 +351,7 @@ static void test_safe_cut(void **state) {
 }
 
 // The cache tells apart pre-tokens that differ in length, in a NUL or behind the text's end.
-static void test_cache(void **state) {
-    (void)state;
+TEST(test_cache) {
     static const char text[] =
         "a a\0 aa aaaaaaa aaaaaaaa aaaaaaaaa abcdeabcdeabcde abcdeabcdeabcdea abcdeabcdeabcdeab a\0\0 a";
     Tokenizer t = small_tokenizer();
@@ -389,8 +380,7 @@ static void test_cache(void **state) {
     tokenizer_free(&t);
 }
 
-static void test_longest_pretoken(void **state) {
-    (void)state;
+TEST(test_longest_pretoken) {
     enum { BYTES = TOKENIZER_MAX_PRETOKEN + 100 };
     char *text = (char *)malloc(BYTES);
     memset(text, 'a', BYTES);
@@ -401,8 +391,7 @@ static void test_longest_pretoken(void **state) {
 }
 
 // a long pre-token takes n log n; n^2 would take seconds
-static void test_long_run(void **state) {
-    (void)state;
+TEST(test_long_run) {
     enum { BYTES = 1 << 20 };
     char *text = (char *)malloc(BYTES);
     memset(text, 'a', BYTES);
@@ -450,9 +439,8 @@ static const struct {
     {"ab c\na b\n", "line 1: 'ab c' does not join"},             // before its half
 };
 
-static void test_broken_merges(void **state) {
-    (void)state;
-    for (size_t i = 0; i < sizeof BROKEN_MERGES / sizeof BROKEN_MERGES[0]; i++) {
+TEST(test_broken_merges) {
+    for (size_t i = 0; i < LEN(BROKEN_MERGES); i++) {
         assert_refused(BROKEN_MERGES[i].words, BROKEN_MERGES[i].text, strlen(BROKEN_MERGES[i].text));
     }
     assert_refused("neither text nor", "a b\n\0 c\n", 7);
@@ -462,8 +450,7 @@ static void test_broken_merges(void **state) {
 }
 
 // tokens of 2, 4, .., 256 bytes: the last is one byte too long
-static void test_too_long_token(void **state) {
-    (void)state;
+TEST(test_too_long_token) {
     char text[2048];
     size_t at = 0;
     for (size_t half = 1; half <= 128; half *= 2) {
@@ -479,8 +466,7 @@ static void test_too_long_token(void **state) {
 }
 
 // every pair of two characters out of 188 and more: as many merges as there are ids, and one more
-static void test_too_many_merges(void **state) {
-    (void)state;
+TEST(test_too_many_merges) {
     enum { LIMIT = 65536 - 256 - 1 };
     char *text = (char *)malloc(8 * (LIMIT + 1)), *end = text;
     size_t last_line = 0;
@@ -505,8 +491,7 @@ static void test_too_many_merges(void **state) {
     free(text);
 }
 
-static void test_broken_bin(void **state) {
-    (void)state;
+TEST(test_broken_bin) {
     Tokenizer t = small_tokenizer();
     static char good[1024 + 256 * SMALL_VOCAB], bad[sizeof good];
     size_t bytes = make_bin(&t, 2, good);
@@ -524,13 +509,13 @@ static void test_broken_bin(void **state) {
         {3, 0, "found 0 as the id of end-of-text"},
         {3, -1, "found -1 as the id of end-of-text"},
     };
-    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
+    for (size_t i = 0; i < LEN(headers); i++) {
         memcpy(bad, good, bytes);
         memcpy(bad + 4 * headers[i].word, &headers[i].value, 4);
         assert_refused(headers[i].words, bad, bytes);
     }
     const size_t cuts[] = {4, 1023, 1024, 1025, 1024 + 2 * 100, 1024 + 2 * 256 + 1, bytes - 14, bytes - 1};
-    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) { assert_refused("cut short", good, cuts[i]); }
+    for (size_t i = 0; i < LEN(cuts); i++) { assert_refused("cut short", good, cuts[i]); }
     good[bytes] = 0;
     assert_refused("found 1 bytes after the last token", good, bytes + 1);
     const struct {
@@ -544,7 +529,7 @@ static void test_broken_bin(void **state) {
         {1024 + 2 * 256 + 3 + 1, 'x', "token 257 does not join"},   // "xbc": three tokens
         {1024 + 2 * 256 + 3, 2, "token 257 does not join"},         // "ab": there already
     };
-    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
+    for (size_t i = 0; i < LEN(tokens); i++) {
         memcpy(bad, good, bytes);
         bad[tokens[i].at] = tokens[i].value;
         assert_refused(tokens[i].words, bad, bytes);
@@ -590,8 +575,7 @@ static void assert_is_real(const Tokenizer *t, const char *golden_path) {
     tokenizer_free(&bin);
 }
 
-static void test_gpt2_first_merges(void **state) {
-    (void)state;
+TEST(test_gpt2_first_merges) {
     Tokenizer t = tokenizer_load(CUT_VOCAB);
     assert_int_equal(tokenizer_vocab_size(&t), 256 + 2500 + 1);
     assert_int_equal(t.end_of_text, 2756);
@@ -601,8 +585,7 @@ static void test_gpt2_first_merges(void **state) {
     tokenizer_free(&t);
 }
 
-static void test_gpt2(void **state) {
-    (void)state;
+TEST(test_gpt2) {
     if (access(VOCAB, R_OK) != 0) { skip(); }
     Tokenizer t = tokenizer_load(VOCAB);
     assert_int_equal(tokenizer_vocab_size(&t), 50257);
@@ -645,8 +628,7 @@ static void open_path(void *path) {
 }
 
 // merges as strings and as pairs give the tokens of the merges file; files of another tokenizer are refused
-static void test_tokenizer_json(void **state) {
-    (void)state;
+TEST(test_tokenizer_json) {
     Tokenizer small = small_tokenizer();
     const JsonFile good[] = {
         {NULL, NULL, NULL, NULL, NULL},
@@ -679,26 +661,11 @@ static void test_tokenizer_json(void **state) {
         {{NULL, NULL, NULL, NULL, "\"b\":7,"}, "the token 'b' has the id 7, which is another token"},
         {{NULL, NULL, NULL, NULL, "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_stops(2, bad[i].message, open_json, (void *)&bad[i].file);
-    }
+    for (size_t i = 0; i < LEN(bad); i++) { assert_stops(2, bad[i].message, open_json, (void *)&bad[i].file); }
     assert_stops(2, "there is no such file", open_path, (void *)temp_path("absent.json"));
     const char list[] = "{\"model\":{\"vocab\":[0,1],\"merges\":[]}}";  // items of a list have no name
     const char *path = write_file("tokenizer.json", list, strlen(list));
     assert_stops(2, "found no model with a vocab and merges", open_path, (void *)path);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_pretokens),
-        cmocka_unit_test(test_unicode_classes), cmocka_unit_test(test_merges_file),
-        cmocka_unit_test(test_bin_file),        cmocka_unit_test(test_merging_against_plain_reference),
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_safe_cut),
-        cmocka_unit_test(test_cache),           cmocka_unit_test(test_longest_pretoken),
-        cmocka_unit_test(test_long_run),        cmocka_unit_test(test_broken_merges),
-        cmocka_unit_test(test_too_long_token),  cmocka_unit_test(test_too_many_merges),
-        cmocka_unit_test(test_broken_bin),      cmocka_unit_test(test_gpt2_first_merges),
-        cmocka_unit_test(test_tokenizer_json),  cmocka_unit_test(test_gpt2),
-    };
-    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("tokenizer"); }

@@ -1,11 +1,13 @@
 /*
-Helpers of the unit tests beside cmocka: a temporary folder for each test program, files in the folder, and functions
-that stop the program.
-defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stops
+What the unit tests need besides cmocka: tests that register themselves, a temporary folder for each test program, files
+in it, and functions that stop the program.
+defines: TEST, run_all_tests, LEN, temp_dir, temp_path, joined, exists, write_bytes, write_text, write_file, overwrite,
+new_folder, read_file, limit_files, run_in_child, is_one_line, assert_stops
 */
 #pragma once
 #include "llmc/common/compare.h"
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,6 +15,8 @@ defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stop
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +27,38 @@ extern "C" {  // cmocka.h does not declare it
 #ifdef __cplusplus
 }
 #endif
+
+typedef struct TestList {
+    struct CMUnitTest tests[128];
+    int count;
+} TestList;
+
+static inline TestList *test_list(void) {
+    static TestList list;
+    return &list;
+}
+
+static inline void add_test(const char *name, CMUnitTestFunction function) {
+    TestList *list = test_list();
+    assert_true(list->count < 128);
+    list->tests[list->count].name = name;
+    list->tests[list->count++].test_func = function;
+}
+
+// TEST(test_sums) { ... } is a test of this program: it registers itself before main, in the order of the lines.
+#define TEST(name)                                                                                                     \
+    static void name(void **state);                                                                                    \
+    __attribute__((constructor(1000 + __LINE__))) static void add_##name(void) { add_test(#name, name); }              \
+    static void name(void **state __attribute__((unused)))
+
+// Runs every TEST. Returns the number of failures.
+static inline int run_all_tests(const char *name) {
+    return cmocka_run_group_tests_name(name, test_list()->tests, NULL, NULL);
+}
+
+#define LEN(array) (sizeof(array) / sizeof((array)[0]))
+
+// ---- files
 
 // The folder of this test program, created on first use in $TMPDIR or /tmp. scripts/run_tests.sh removes its $TMPDIR.
 static inline const char *temp_dir(void) {
@@ -44,15 +80,77 @@ static inline const char *temp_path(const char *name) {
     return path;
 }
 
-// Writes a file in temp_dir() and returns its path.
-static inline const char *write_file(const char *name, const void *data, size_t bytes) {
-    const char *path = temp_path(name);
+// FOLDER/NAME. Sixteen calls later another path overwrites it.
+static inline const char *joined(const char *folder, const char *name) {
+    static char paths[16][4096];
+    static int next;
+    char whole[4096], *path = paths[next++ % 16];
+    if (snprintf(whole, sizeof whole, "%s/%s", folder, name) >= (int)sizeof whole) { fail_msg("too long a path"); }
+    strcpy(path, whole);
+    return path;
+}
+
+static inline bool exists(const char *folder, const char *name) { return access(joined(folder, name), F_OK) == 0; }
+
+static inline void write_bytes(const char *path, const void *data, size_t bytes) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(data, 1, bytes, file), bytes);
     assert_int_equal(fclose(file), 0);
+}
+
+static inline void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
+
+// Writes a file in temp_dir() and returns its path.
+static inline const char *write_file(const char *name, const void *data, size_t bytes) {
+    const char *path = temp_path(name);
+    write_bytes(path, data, bytes);
     return path;
 }
+
+// bytes of a file from `offset` on = data
+static inline void overwrite(const char *path, long offset, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, offset, SEEK_SET), 0);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+// A new folder NAME in temp_dir(). Its path stays valid.
+static inline const char *new_folder(const char *name) {
+    static char folders[128][256];
+    static int next;
+    assert_true(next < 128);
+    char *folder = folders[next++];
+    snprintf(folder, sizeof folders[0], "%s/%s", temp_dir(), name);
+    assert_int_equal(mkdir(folder, 0777), 0);
+    return folder;
+}
+
+// The contents of a file of at most 128 KiB, and a zero after them. The next call overwrites them.
+static inline const char *read_file(const char *path, size_t *bytes) {
+    static char data[(128 << 10) + 1];
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t length = fread(data, 1, sizeof data, file);
+    assert_true(length < sizeof data);
+    data[length] = 0;
+    fclose(file);
+    if (bytes) { *bytes = length; }
+    return data;
+}
+
+// From now on a file that grows beyond `bytes` fails with EFBIG. RLIM_INFINITY: no limit.
+static inline void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+// ---- functions that stop the program
 
 // Ends a child without exit's handlers: those of a parent's CUDA context, which a child cannot use, may hang.
 static inline void leave_now(int status, void *unused) {
