@@ -123,15 +123,6 @@ static void test_longest_token(void **state) {
     free(text);
 }
 
-// files may grow to `bytes`; a write beyond that fails with EFBIG
-static void limit_files(rlim_t bytes) {
-    struct rlimit limit;
-    signal(SIGXFSZ, SIG_IGN);
-    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    limit.rlim_cur = bytes;
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-}
-
 static void test_files(void **state) {
     (void)state;
     static const char text[] =

@@ -14,6 +14,7 @@ static double comm_timeout = 600;
 #include "llmc/common/rng.h"
 #include <limits.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 
 // ---- one process
@@ -121,11 +122,12 @@ typedef struct {
     bool touches;  // rank 0 lives until the others have the id
 } IdFile;
 
-// forks rank 0, which ends with SIGKILL
+// forks rank 0, which ends with SIGKILL or with this program
 static pid_t start_rank_0(const IdFile *f) {
     fflush(NULL);
     pid_t child = fork();
     if (child != 0) { return child; }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // id_file_wait ends the program if it fails
     char id[ID_BYTES];
     memset(id, f->id, sizeof id);
     usleep((useconds_t)(f->delay * 1e6));
@@ -135,12 +137,6 @@ static pid_t start_rank_0(const IdFile *f) {
         id_file_touch(f->path);
     }
     _exit(0);
-}
-
-static void assert_id(const IdFile *f, char expected) {
-    char id[ID_BYTES] = "";
-    id_file_wait(f->path, id, sizeof id, 1, 2);
-    for (int i = 0; i < ID_BYTES; i++) { assert_int_equal(id[i], expected); }
 }
 
 static void wait_for_id(void *path) {
@@ -166,13 +162,15 @@ TEST(test_id_file) {
             const IdFile f = {path, (char)('a' + late), late ? 0.3 : 0, true};
             pid_t rank_0 = start_rank_0(&f);
             if (!late) { usleep(200000); }
-            assert_id(&f, f.id);
-            assert_id(&f, f.id);  // a rank that comes later
-            assert_int_equal(stat(path, &info), 0);
-            assert_int_equal(info.st_mode & 07777, 0600);
-            assert_int_not_equal(access(part, F_OK), 0);
-            kill(rank_0, SIGKILL);
+            char ids[2][ID_BYTES] = {"", ""};
+            for (int i = 0; i < 2; i++) { id_file_wait(f.path, ids[i], ID_BYTES, 1, 2); }  // the second comes later
+            int has_part = access(part, F_OK), has_file = stat(path, &info);
+            kill(rank_0, SIGKILL);  // before anything can fail
             waitpid(rank_0, NULL, 0);
+            for (int i = 0; i < 2 * ID_BYTES; i++) { assert_int_equal(ids[i / ID_BYTES][i % ID_BYTES], f.id); }
+            assert_int_equal(has_file, 0);
+            assert_int_equal(info.st_mode & 07777, 0600);
+            assert_int_not_equal(has_part, 0);
             unlink(path);
         }
     }

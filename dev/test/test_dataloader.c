@@ -39,6 +39,11 @@ static void open_plain(DataLoader *loader, const TokenFiles *files, int B, int T
     dataloader_open(loader, files, B, T, false, 0, 0, 1, 65536);
 }
 
+static void close_all(DataLoader *loader, TokenFiles *files) {
+    dataloader_close(loader);
+    token_files_close(files);
+}
+
 static void assert_ids(const int *ids, const int *expected, int n) {
     for (int i = 0; i < n; i++) { assert_int_equal(ids[i], expected[i]); }
 }
@@ -89,26 +94,25 @@ TEST(test_what_is_not_a_file) {
     assert_int_equal(mkdir(temp_path("folder.bin"), 0700), 0);
     assert_int_equal(mkfifo(temp_path("fifo.txt"), 0600), 0);
     assert_int_equal(symlink("nowhere", temp_path("dangling.txt")), 0);
-    assert_refused(temp_path("missing.txt"), "missing.txt");
-    assert_refused(temp_path("missing*.bin"), "no file matches");
-    assert_refused("", "no file matches ''");
-    assert_refused(write_file("empty.txt", "", 0), "empty.txt is empty");
-    assert_refused(temp_path("folder"), "folder is a directory");
-    assert_refused(temp_path("folder.bin"), "folder.bin is a directory");
-    assert_refused(temp_path("fifo.txt"), "fifo.txt is a device or a pipe");
-    assert_refused("/dev/zero", "/dev/zero is a device or a pipe");
-    assert_refused(temp_path("dangling.txt"), "could not open");
-    if (geteuid() != 0) {  // root may read anything
-        assert_int_equal(chmod(write_file("secret.txt", "words", 5), 0), 0);
-        assert_refused(temp_path("secret.txt"), "secret.txt: Permission denied");
-    }
-}
-
-TEST(test_mixed_kinds) {
+    write_file("empty.txt", "", 0);
     write_counting_shard("mixed_a.bin", 0, 10);
     write_file("mixed_b.txt", "some text", 9);
-    assert_refused(temp_path("mixed_*"), "matches token shards and text alike");
-    assert_refused(temp_path("mixed_*"), "mixed_b.txt");
+    assert_int_equal(chmod(write_file("secret.txt", "words", 5), 0), 0);
+    static const char *const cases[][2] = {{"missing.txt", "missing.txt"},
+                                           {"missing*.bin", "no file matches"},
+                                           {"empty.txt", "empty.txt is empty"},
+                                           {"folder", "folder is a directory"},
+                                           {"folder.bin", "folder.bin is a directory"},
+                                           {"fifo.txt", "fifo.txt is a device or a pipe"},
+                                           {"dangling.txt", "could not open"},
+                                           {"mixed_*", "matches token shards and text alike"},
+                                           {"mixed_*", "mixed_b.txt"},
+                                           {"secret.txt", "secret.txt: Permission denied"}};
+    for (size_t i = 0; i < LEN(cases) - (geteuid() == 0); i++) {  // root may read anything
+        assert_refused(temp_path(cases[i][0]), cases[i][1]);
+    }
+    assert_refused("", "no file matches ''");
+    assert_refused("/dev/zero", "/dev/zero is a device or a pipe");
 }
 
 TEST(test_kinds) {
@@ -134,13 +138,13 @@ TEST(test_kinds) {
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){255, 0}, 2);
     assert_ids(loader.targets, (int[]){0, 'z'}, 2);
-    dataloader_close(&loader);
-    token_files_close(&text);
+    close_all(&loader, &text);
 }
 
 // ---- ids
 
 static void stop_at_check(void *files) { token_files_check_ids((const TokenFiles *)files, 500); }
+static void stop_at_check_of_bytes(void *files) { token_files_check_ids((const TokenFiles *)files, 128); }
 
 TEST(test_ids_past_the_vocabulary) {
     static const int places[] = {0, 1, 1999, 3999};
@@ -161,8 +165,6 @@ TEST(test_ids_past_the_vocabulary) {
         token_files_close(&bad);
     }
 }
-
-static void stop_at_check_of_bytes(void *files) { token_files_check_ids((const TokenFiles *)files, 128); }
 
 TEST(test_bytes_past_the_vocabulary) {
     write_file("utf8.txt", "caf\xc3\xa9", 5);
@@ -189,27 +191,21 @@ static void open_bad_loader(DataLoader *loader, int B) {
     token_files_close(&files);
 }
 
-static void stop_at_third_batch(void *unused) {
-    (void)unused;
+// reads batches of B until the bad one, which no earlier batch may report
+static void stop_at_bad_id(void *B) {
     DataLoader loader;
-    open_bad_loader(&loader, 1);
+    open_bad_loader(&loader, *(const int *)B);
     for (int i = 0; i < 3; i++) {
         if (dataloader_position(&loader) != (uint64_t)i) { _exit(99); }
         dataloader_next(&loader);
     }
 }
 
-static void stop_at_large_batch(void *unused) {
-    (void)unused;
-    DataLoader loader;
-    open_bad_loader(&loader, 5);
-    dataloader_next(&loader);
-}
-
 TEST(test_bad_id_in_a_batch) {
-    assert_stops(EXIT_BAD_INPUT, "bad.bin is id 300, but the vocabulary has ids 0 to 299", stop_at_third_batch, NULL);
-    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_third_batch, NULL);
-    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_large_batch, NULL);
+    int one = 1, five = 5;
+    assert_stops(EXIT_BAD_INPUT, "bad.bin is id 300, but the vocabulary has ids 0 to 299", stop_at_bad_id, &one);
+    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_bad_id, &one);
+    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_bad_id, &five);
     DataLoader loader;
     open_bad_loader(&loader, 1);
     dataloader_next(&loader);
@@ -220,16 +216,6 @@ TEST(test_bad_id_in_a_batch) {
     dataloader_close(&loader);
 }
 
-static void stop_at_truncated(void *unused) {
-    (void)unused;
-    write_file("shrinks.txt", "0123456789abcdefgh", 18);
-    TokenFiles files = open_files("shrinks.txt");
-    if (truncate(files.files[0].path, 11) != 0) { _exit(99); }
-    DataLoader loader;
-    open_plain(&loader, &files, 1, 4);
-    for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
-}
-
 // as large as before, and 10 s younger
 static void edit(const char *path) {
     struct stat info;
@@ -238,47 +224,38 @@ static void edit(const char *path) {
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-// the file is open, and its second half is not read yet
-static void stop_at_edited(void *unused) {
-    (void)unused;
-    write_file("edited.txt", "0123456789abcdefgh", 18);
-    TokenFiles files = open_files("edited.txt");
-    DataLoader loader;
-    open_plain(&loader, &files, 1, 4);
-    dataloader_next(&loader);
-    dataloader_next(&loader);
-    edit(files.files[0].path);
-    for (int i = 0; i < 3; i++) { dataloader_next(&loader); }
-}
+static void cut_short(const char *path) { assert_int_equal(truncate(path, 11), 0); }
+static void remove_file(const char *path) { assert_int_equal(unlink(path), 0); }
 
-// the file is not open
-static void stop_at_replaced(void *unused) {
-    (void)unused;
-    TokenFiles files = open_four_shards();
-    edit(files.files[2].path);
-    DataLoader loader;
-    open_plain(&loader, &files, 1, FOUR_T);
-    for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
-}
+// a text, which stays open, or the third of four shards, which is not open yet
+typedef struct {
+    bool shards;
+    int read;  // batches before the change
+    void (*change)(const char *path);
+    const char *words;
+} Change;
 
-static void stop_at_removed(void *unused) {
-    (void)unused;
-    TokenFiles files = open_four_shards();
-    unlink(files.files[2].path);
+static void stop_at_change(void *argument) {
+    const Change *c = (const Change *)argument;
+    write_file("open.txt", "0123456789abcdefgh", 18);
+    TokenFiles files = c->shards ? open_four_shards() : open_files("open.txt");
     DataLoader loader;
+    if (c->read == 0) { c->change(files.files[c->shards ? 2 : 0].path); }
     open_plain(&loader, &files, 1, FOUR_T);
-    for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
+    for (int i = 0; i < 6; i++) {
+        dataloader_next(&loader);
+        if (i + 1 == c->read) { c->change(files.files[0].path); }
+    }
 }
 
 TEST(test_files_that_change) {
-    static const struct {
-        void (*stop)(void *);
-        const char *words;
-    } cases[] = {{stop_at_truncated, "shrinks.txt was written after the run began"},
-                 {stop_at_edited, "edited.txt was written after the run began"},
-                 {stop_at_replaced, "four_c.bin was written after the run began"},
-                 {stop_at_removed, "four_c.bin could not be opened: No such file"}};
-    for (size_t i = 0; i < LEN(cases); i++) { assert_stops(EXIT_RUN_FAILED, cases[i].words, cases[i].stop, NULL); }
+    Change cases[] = {{false, 0, cut_short, "open.txt was written after the run began"},
+                      {false, 2, edit, "open.txt was written after the run began"},
+                      {true, 0, edit, "four_c.bin was written after the run began"},
+                      {true, 0, remove_file, "four_c.bin could not be opened: No such file"}};
+    for (size_t i = 0; i < LEN(cases); i++) {
+        assert_stops(EXIT_RUN_FAILED, cases[i].words, stop_at_change, &cases[i]);
+    }
 }
 
 // ---- order
@@ -300,8 +277,7 @@ TEST(test_plain_order) {
             assert_int_equal(loader.targets[t], batches[i][4 + t]);
         }
     }
-    dataloader_close(&loader);
-    token_files_close(&files);
+    close_all(&loader, &files);
 }
 
 TEST(test_length_one) {
@@ -314,8 +290,7 @@ TEST(test_length_one) {
     assert_ids(loader.inputs, (int[]){'a', 'a', 'a'}, 3);
     assert_ids(loader.targets, (int[]){'b', 'b', 'b'}, 3);
     assert_int_equal(dataloader_position(&loader), 3);
-    dataloader_close(&loader);
-    token_files_close(&files);
+    close_all(&loader, &files);
 }
 
 // first ids of the sequences s .. s + n - 1, read one by one; each is checked to be whole and to come from one file
@@ -435,8 +410,7 @@ TEST(test_batch_stays) {
     assert_ids(loader.targets, (int[]){1, 2, 3, 4}, 4);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){8, 9, 10, 11}, 4);
-    dataloader_close(&loader);
-    token_files_close(&files);
+    close_all(&loader, &files);
 }
 
 static int lowest_free_descriptor(void) {
@@ -452,8 +426,7 @@ TEST(test_descriptors_are_closed) {
     DataLoader loader;
     open_plain(&loader, &files, 10, FOUR_T);
     for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
-    dataloader_close(&loader);
-    token_files_close(&files);
+    close_all(&loader, &files);
     assert_int_equal(lowest_free_descriptor(), before);
 }
 
@@ -482,8 +455,7 @@ TEST(test_short_text) {
     open_plain(&loader, &files, 1, 8);
     dataloader_next(&loader);
     assert_int_equal(loader.targets[7], '9');
-    dataloader_close(&loader);
-    token_files_close(&files);
+    close_all(&loader, &files);
 }
 
 TEST(test_split) {
@@ -551,14 +523,12 @@ static uint64_t fingerprint_with(const char *name, size_t length, size_t at, cha
     return fingerprint_of(name);
 }
 
-// a fingerprint in a checkpoint must not change with the machine or the version
-TEST(test_fingerprint_is_this_number) {
+TEST(test_fingerprint) {
+    // in a checkpoint, it must not change with the machine or the version
     write_file("print_1.txt", "to be", 5);
     write_file("print_2.txt", "or not to be", 12);
     assert_true(fingerprint_of("print_?.txt") == UINT64_C(0xD3F2CCBA6F448FD4));
-}
-
-TEST(test_fingerprint_is_of_content) {
+    // of the content at the start, in the middle and at the end, and of the length
     enum { LENGTH = 50001, PIECE = 4096, MIDDLE = (LENGTH - PIECE) / 2 };
     const uint64_t plain = fingerprint_with("print.txt", LENGTH, 0, 'a');
     assert_true(plain == fingerprint_with("print.txt", LENGTH, 0, 'a'));
@@ -570,10 +540,8 @@ TEST(test_fingerprint_is_of_content) {
     for (size_t at = 0; at < 5; at++) {  // shorter than a piece
         assert_true(fingerprint_with("print.txt", 5, at, 'Z') != fingerprint_with("print.txt", 5, at, 'Y'));
     }
-}
-
-TEST(test_fingerprint_is_of_names_without_folder) {
-    assert_int_equal(mkdir(temp_path("elsewhere"), 0700), 0);
+    // of the names without their folder
+    new_folder("elsewhere");
     const uint64_t here = fingerprint_with("moved.txt", 9000, 1, 'Z');
     assert_true(here == fingerprint_with("elsewhere/moved.txt", 9000, 1, 'Z'));
     assert_true(here != fingerprint_with("renamed.txt", 9000, 1, 'Z'));

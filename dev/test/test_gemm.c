@@ -73,7 +73,7 @@ enum {
     NUM_KINDS = 1024
 };
 
-static bool exists(int kind) {
+static bool kernel_exists(int kind) {
     bool takes_gelu = kind & (WITH_GELU | GELU_BACKWARD),
          c_is_floatX = DT_FLOATX == (kind & BF16_C ? DT_BF16 : DT_REAL);
     return !(takes_gelu && !c_is_floatX) && !(kind & ACCUMULATES && kind & (WITH_BIAS | WITH_RESIDUAL)) &&
@@ -174,7 +174,7 @@ static void test_every_kind(void **state) {
     (void)state;
     Arrays *start = arrays_make();
     for (int kind = 0; kind < NUM_KINDS; kind++) {
-        for (int s = 0; exists(kind) && s < 5; s++) { check_kind(start, sizes[s], kind); }
+        for (int s = 0; kernel_exists(kind) && s < 5; s++) { check_kind(start, sizes[s], kind); }
     }
     free(start);
 }
@@ -199,7 +199,7 @@ static void test_every_size(void **state) {
         assert_true(sizes[s].M * sizes[s].N <= LARGEST && sizes[s].M * sizes[s].K <= LARGEST);
         assert_true(sizes[s].K * sizes[s].N <= LARGEST);
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-            if (exists(kinds[k])) { check_kind(start, sizes[s], kinds[k]); }
+            if (kernel_exists(kinds[k])) { check_kind(start, sizes[s], kinds[k]); }
         }
     }
     free(start);
@@ -227,7 +227,7 @@ static void test_nan_and_infinity(void **state) {
     for (int at = 0; at < 4; at++) {
         Sizes s = all[at % 2];
         int kind = at < 2 ? 0 : (int)BF16_INPUTS;
-        for (int order = 0; exists(kind) && order < 4; order++) {
+        for (int order = 0; kernel_exists(kind) && order < 4; order++) {
             Arrays *arrays = arrays_make();
             uint32_t low_bits = 0x7F800001;  // a NaN whose upper half is that of an infinity
             float nan;
@@ -250,7 +250,7 @@ static void test_subnormals_are_zero(void **state) {
     (void)state;
     Sizes s = {75, GEMM_COLS + 3, 64};
     float subnormal = nextafterf(FLT_MIN, 0);
-    for (int order = 0; exists(BF16_INPUTS) && order < 4; order++) {
+    for (int order = 0; kernel_exists(BF16_INPUTS) && order < 4; order++) {
         for (int swapped = 0; swapped < 2; swapped++) {
             Arrays *arrays = arrays_make();
             for (size_t i = 0; i < s.M * s.K; i++) { arrays->a[i] = (real)(swapped ? 1e30f : subnormal); }

@@ -8,14 +8,14 @@ enum { NUM_NAMES = 4, LARGE = 9 << 20 };  // LARGE: three parts of file_sum
 
 static char folder[PATH_LENGTH], why[512];
 
-static const char *joined(const char *name) {
+static const char *path_of(const char *name) {
     static char path[2 * PATH_LENGTH];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return path;
 }
 
 static void put(const char *name, const void *bytes, size_t n) {
-    FILE *file = fopen(joined(name), "wb");
+    FILE *file = fopen(path_of(name), "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(bytes, 1, n, file), n);
     assert_int_equal(fclose(file), 0);
@@ -36,7 +36,7 @@ static int make_folder(void **state) {
     put(names[1], "text\n", 5);
     put(names[2], "0123456789", 10);
     put(names[3], "", 0);
-    unlink(joined(MANIFEST));
+    unlink(path_of(MANIFEST));
     return manifest_write(folder, names, &known, 1);
 }
 
@@ -51,14 +51,14 @@ static void test_good(void **state) {
     (void)state;
     char text[1024];
     assert_true(agrees(NULL));
-    FILE *file = fopen(joined(MANIFEST), "r");
+    FILE *file = fopen(path_of(MANIFEST), "r");
     text[fread(text, 1, sizeof text - 1, file)] = 0;
     fclose(file);
     for (int i = 0; i < NUM_NAMES; i++) { assert_non_null(strstr(text, names[i])); }
     put("another", "of no interest", 14);
     assert_true(agrees(NULL));
-    unlink(joined("another"));
-    unlink(joined(MANIFEST));
+    unlink(path_of("another"));
+    unlink(path_of(MANIFEST));
     assert_true(agrees(NULL));
     assert_int_equal(make_folder(NULL), 0);
 }
@@ -66,7 +66,7 @@ static void test_good(void **state) {
 // flips a bit at `offset` of a file, or flips it back
 static void flip(const char *name, off_t offset, int bit) {
     uint8_t byte;
-    int fd = open(joined(name), O_RDWR);
+    int fd = open(path_of(name), O_RDWR);
     assert_int_equal(pread(fd, &byte, 1, offset), 1);
     byte ^= (uint8_t)(1 << bit);
     assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
@@ -75,7 +75,7 @@ static void flip(const char *name, off_t offset, int bit) {
 
 static off_t size_of(const char *name) {
     struct stat info;
-    assert_int_equal(stat(joined(name), &info), 0);
+    assert_int_equal(stat(path_of(name), &info), 0);
     return info.st_size;
 }
 
@@ -111,22 +111,22 @@ static void test_flips_of_manifest(void **state) {
     assert_true(agrees(NULL));
 }
 
-static void cut(void) { assert_int_equal(truncate(joined("b.bin"), 9), 0); }
-static void lengthen(void) { assert_int_equal(truncate(joined("empty"), 1), 0); }
-static void delete_file(void) { unlink(joined("b.bin")); }
+static void cut(void) { assert_int_equal(truncate(path_of("b.bin"), 9), 0); }
+static void lengthen(void) { assert_int_equal(truncate(path_of("empty"), 1), 0); }
+static void delete_file(void) { unlink(path_of("b.bin")); }
 static void make_it_a_folder(void) {
-    unlink(joined("b.bin"));
-    mkdir(joined("b.bin"), 0777);
+    unlink(path_of("b.bin"));
+    mkdir(path_of("b.bin"), 0777);
 }
 static void make_it_a_pipe(void) {
-    unlink(joined("b.bin"));
-    mkfifo(joined("b.bin"), 0666);
+    unlink(path_of("b.bin"));
+    mkfifo(path_of("b.bin"), 0666);
 }
-static void cut_manifest(void) { assert_int_equal(truncate(joined(MANIFEST), 40), 0); }
-static void empty_manifest(void) { assert_int_equal(truncate(joined(MANIFEST), 0), 0); }
+static void cut_manifest(void) { assert_int_equal(truncate(path_of(MANIFEST), 40), 0); }
+static void empty_manifest(void) { assert_int_equal(truncate(path_of(MANIFEST), 0), 0); }
 static void make_manifest_a_pipe(void) {
-    unlink(joined(MANIFEST));
-    mkfifo(joined(MANIFEST), 0666);
+    unlink(path_of(MANIFEST));
+    mkfifo(path_of(MANIFEST), 0666);
 }
 
 static void test_damage(void **state) {
@@ -146,7 +146,7 @@ static void test_damage(void **state) {
         cases[i].damage();
         assert_damaged(cases[i].says);
         if (strstr(cases[i].says, "b.bin")) { assert_true(agrees("b.bin")); }
-        remove(joined("b.bin"));
+        remove(path_of("b.bin"));
         assert_int_equal(make_folder(NULL), 0);
     }
 }

@@ -1248,6 +1248,7 @@ static void test_names_of_kernels(void **state) {
     assert_int_equal(strlen(said), RECORDED_LENGTH - 1);
 }
 
+#undef TEST  // a row of the list below, instead of testing.h's
 #define TEST(name)                                                                                                     \
     { #name, without_leaks < name>, reset_device, NULL, NULL }
 
