@@ -180,7 +180,7 @@ static StepReport train_step(Run *run) {
 
 // runs the model over tokens (B,T)
 static void forward(GPT2 *m, const int *tokens) {
-    gpt2_stage_batch(m, tokens, tokens, no_documents);
+    gpt2_stage_batch(m, tokens, tokens, not_packed);
     gpt2_forward(m);
     settle(m);
 }
@@ -247,7 +247,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     poison_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
-        gpt2_stage_batch(m, tokens + first, targets + first, no_documents);
+        gpt2_stage_batch(m, tokens + first, targets + first, not_packed);
         gpt2_micro_step(m, first / rows);
     }
     return (double)device_number(m, m->loss);
@@ -609,14 +609,14 @@ static ModelOptions one_micro_batch(int T, int level) {
 
 // the mean loss of a micro-batch, without gradients
 static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
-    return gpt2_losses(m, m->B, m->T, inputs, targets, no_documents, NULL);
+    return gpt2_losses(m, m->B, m->T, inputs, targets, not_packed, NULL);
 }
 
 // the loss, and the gradients in the model
-static double documents_step(GPT2 *m, const int *tokens, const int *targets, Documents documents) {
+static double documents_step(GPT2 *m, const int *tokens, const int *targets, PackedSequences sequences) {
     poison_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
-    gpt2_stage_batch(m, tokens, targets, documents);
+    gpt2_stage_batch(m, tokens, targets, sequences);
     m->update_targets = PACKED_TARGETS;
     gpt2_micro_step(m, 0);
     return (double)device_number(m, m->loss);
@@ -625,7 +625,7 @@ static double documents_step(GPT2 *m, const int *tokens, const int *targets, Doc
 // Three sequences in one row have the loss and the gradients of each alone, added up; and the same bits at -r 4.
 static void test_documents(void **state) {
     const Golden *g = (const Golden *)*state;
-    const Documents documents = {packed_ranges, PACKED};
+    const PackedSequences sequences = {packed_ranges, PACKED};
     int tokens[PACKED_T], targets[PACKED_T];
     packed_batch(g, tokens, targets);
     GPT2 packed, recomputed;
@@ -633,8 +633,8 @@ static void test_documents(void **state) {
     golden_model(&recomputed, g, one_micro_batch(PACKED_T, RECOMPUTE_BLOCK));
     size_t total = packed.layout.total;
     real *sum = (real *)xcalloc(total, sizeof(real));
-    double loss = documents_step(&packed, tokens, targets, documents), sum_of_losses = 0;
-    double again = documents_step(&recomputed, tokens, targets, documents);
+    double loss = documents_step(&packed, tokens, targets, sequences), sum_of_losses = 0;
+    double again = documents_step(&recomputed, tokens, targets, sequences);
     assert_true(again == loss);
     Tensor tensors[MAX_TENSORS];
     int num_tensors = list_tensors(tensors, &packed.config);
@@ -646,7 +646,7 @@ static void test_documents(void **state) {
         Range range = packed_ranges[d];
         GPT2 alone_model;
         golden_model(&alone_model, g, one_micro_batch((int)range.count, 0));
-        sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, no_documents);
+        sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, not_packed);
         for (size_t i = 0; i < total; i++) { sum[i] += grads_of(&alone_model)[i]; }
         gpt2_free(&alone_model);
     }
@@ -1421,7 +1421,7 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
     memset(sum, 0, total * sizeof *sum);
     for (int i = 0; i < MANY; i++) {
         poison_gradients(m);
-        gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T, no_documents);
+        gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T, not_packed);
         gpt2_micro_step(m, 0);
         settle(m);
         const UpdateRange *ranges = ranges_of(m);

@@ -20,38 +20,38 @@ One step, from the training loop in train:
 Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
 nothing.
 */
-#include "llmc/common/check.h"              // input_error, run_error, xmalloc
-#include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
-#include "llmc/shapes/params.h"             // GPT2Config, ParamId, param_specs
-#include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
-#include "llmc/shapes/activations.h"        // ActivationId, activation_slot: saved or recomputed
-#include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
-#include "llmc/memory/block_inputs.h"       // BlockInputs: --offload 4
-#include "llmc/memory/flops.h"              // model_flops_per_token, for MFU
-#include "llmc/shapes/layout.h"             // Sharding, ParamLayout, Bucket
-#include "llmc/parallel/zero.h"             // Zero: -z, --offload
-#include "llmc/parallel/update.h"           // Update: AdamW piece by piece
-#include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; row_parallel_forward
-#include "llmc/checkpoint/checkpoint.h"     // ModelState, checkpoint_load
-#include "llmc/run/backends.h"              // Backend, backend_choose
-#include "llmc/run/train_args.h"            // TrainArgs
-#include "llmc/run/flag_table.h"            // flag_table, read_flags
-#include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning, agreed_signal
-#include "llmc/run/fit.h"                   // choose_options, choose_what_fits, check_memory, note_pinning
-#include "llmc/run/model_source.h"          // ModelSource, model_source
-#include "llmc/run/data.h"                  // RunData, data_open, data_state_check
-#include "llmc/run/run_dir.h"               // check_run_dir, save_run_config, evaluations_read
-#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens
-#include "llmc/run/generate.h"              // Generator, generate, generate_samples
-#include "llmc/run/tokenize.h"              // tokenize_corpus, train_bpe
-#include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
-#include "llmc/run/export.h"                // export_model
-#include "llmc/run/banner.h"                // print_model_lines, print_plan, print_version
-#include "llmc/run/profile.h"               // --profile: the time of each operation
-#include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
-#include "llmc/run/logger.h"                // Logger
-#include "llmc/run/schedule.h"              // step_hyper, due, skip_reason, Evaluations
-#include "llmc/run/nan_check.h"             // --nan-check
+#include "llmc/common/check.h"               // input_error, run_error, xmalloc
+#include "llmc/ops.h"                        // Ops, Gradient, AdamW, OptimizerState
+#include "llmc/shapes/params.h"              // GPT2Config, ParamId, param_specs
+#include "llmc/memory/plan.h"                // Plan, arena_create, Scratch
+#include "llmc/shapes/activations.h"         // ActivationId, activation_slot: saved or recomputed
+#include "llmc/memory/gpt2_plan.h"           // ModelOptions, GPT2Tensors, gpt2_plan
+#include "llmc/memory/activation_offload.h"  // ActivationOffload: --offload 4
+#include "llmc/memory/flops.h"               // model_flops_per_token, for MFU
+#include "llmc/shapes/layout.h"              // Sharding, ParamLayout, Bucket
+#include "llmc/parallel/zero.h"              // Zero: -z, --offload
+#include "llmc/parallel/update.h"            // Update: AdamW piece by piece
+#include "llmc/parallel/tensor_parallel.h"   // TensorParallel: -tp; row_parallel_forward
+#include "llmc/checkpoint/checkpoint.h"      // ModelState, checkpoint_load
+#include "llmc/run/backends.h"               // Backend, backend_choose
+#include "llmc/run/train_args.h"             // TrainArgs
+#include "llmc/run/flag_table.h"             // flag_table, read_flags
+#include "llmc/run/ranks.h"                  // Groups, open_groups, limit_spinning, agreed_signal
+#include "llmc/run/fit.h"                    // choose_options, choose_what_fits, check_memory, note_pinning
+#include "llmc/run/model_source.h"           // ModelSource, model_source
+#include "llmc/run/data.h"                   // RunData, data_open, data_state_check
+#include "llmc/run/run_dir.h"                // check_run_dir, save_run_config, evaluations_read
+#include "llmc/run/text.h"                   // find_tokenizer, prompt_tokens
+#include "llmc/run/generate.h"               // Generator, generate, generate_samples
+#include "llmc/run/tokenize.h"               // tokenize_corpus, train_bpe
+#include "llmc/run/evaluate.h"               // EvalModel, validate, score_hellaswag, eval_run
+#include "llmc/run/export.h"                 // export_model
+#include "llmc/run/banner.h"                 // print_model_lines, print_plan, print_version
+#include "llmc/run/profile.h"                // --profile: the time of each operation
+#include "llmc/self_check/self_check.h"      // self_check_print, self_check_at_start, self_check_child
+#include "llmc/run/logger.h"                 // Logger
+#include "llmc/run/schedule.h"               // step_hyper, due, skip_reason, Evaluations
+#include "llmc/run/nan_check.h"              // --nan-check
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
@@ -82,7 +82,7 @@ typedef struct {
     real *lse;                                        // (B,heads,T)
     floatX *keys, *values;                            // (decode_positions,heads,HS) key-value cache
     floatX *residual2;                                // (N / t,C) after attention
-    floatX *fch, *fch_gelu;                           // (N,units); fch_gelu may be NULL
+    floatX *fch, *fch_gelu;                           // (N,d_ff); fch_gelu may be NULL
     floatX *residual3;                                // (N / t,C) the output
     bool recomputes_attention;                        // block_backward recomputes qkv, atty, lse and residual2 (-r 4)
     bool recomputes_fch;                              // block_backward recomputes fch (from -r 3 on)
@@ -107,7 +107,7 @@ typedef struct {
     int classifier_rows;  // rows of a logits chunk
     // ---- ranks
     Groups groups;
-    LocalShape local;  // this rank's heads, units and vocabulary
+    LocalShape local;  // this rank's heads, MLP channels and vocabulary
     ParamLayout layout;
     TensorParallel tp;
     Zero zero;
@@ -116,13 +116,13 @@ typedef struct {
     Gradient grads;            // (layout.total), from -z 2 or --offload 2 on buffers of buckets
     Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
-    BlockInputs inputs;
+    ActivationOffload offload;
     // ---- the current micro-batch
-    int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
-    int decode_from;      // position of the first row in the key-value cache; -1: not decoding
-    Documents documents;  // sequences of other lengths than T
-    real update_targets;  // targets of the whole update, over all micro-batches and ranks
-    int next_slot;        // of tensors.staged
+    int B, T;                // HellaSwag and decoding use another shape than options.B and options.T
+    int decode_from;         // position of the first row in the key-value cache; -1: not decoding
+    PackedSequences packed;  // sequences of other lengths than T
+    real update_targets;     // targets of the whole update, over all micro-batches and ranks
+    int next_slot;           // of tensors.staged
     // CUDA graphs of a micro-step, [first of its step][last of its step]: the first sets gradients, the last reduces
     // them
     DeviceGraph *graphs[2][2];  // NULL: not captured
@@ -162,7 +162,7 @@ static bool is_saved(const GPT2 *m, ActivationId id, int l) {
 static BlockActivations block_activations(const GPT2 *m, int l) {
     // block_backward recomputes the last block of a checkpoint segment; block_forward recomputes the others
     bool last_of_segment = segment_end(&m->options.recompute, l) == l;
-    size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
+    size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attn_dim;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
         .ln1 = is_saved(m, LN1, l) ? act(m, LN1, l) : NULL,
@@ -225,16 +225,16 @@ static void open_update(GPT2 *m) {
     update_open(&m->update, &m->zero, &m->optimizer, &slots, grad_slots, t->update_ranges);
 }
 
-static void open_inputs(GPT2 *m) {
-    inputs_open(&m->inputs, m->device, &m->exec, m->tensors.block_inputs, m->tensors.activations[RESIDUAL3],
-                activation_bytes(m, RESIDUAL3), num_block_inputs(&m->options, m->config.num_layers));
+static void open_offload(GPT2 *m) {
+    offload_open(&m->offload, m->device, &m->exec, m->tensors.block_inputs, m->tensors.activations[RESIDUAL3],
+                 activation_bytes(m, RESIDUAL3), num_block_inputs(&m->options, m->config.num_layers));
 }
 
 static void open_backend(GPT2 *m) {
     const ModelOptions *o = &m->options;
     const GPT2Tensors *t = &m->tensors;
     size_t partials_bytes = o->backend->partials_bytes(&m->config, &m->local, o->B, o->T);
-    m->exec.plain = o->plain;
+    m->exec.fallback = o->fallback;
     size_t workspace_bytes = o->backend->matmul_workspace_bytes(&m->config, &m->local, o->B, o->T);
     o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, workspace_bytes, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
@@ -246,8 +246,8 @@ static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     m->B = B;
     m->T = T;
     m->decode_from = decode_from;
-    m->documents = no_documents;
-    m->exec.rare_shapes = B != m->options.B || T != m->options.T || decode_from >= 0;
+    m->packed = not_packed;
+    m->exec.skip_autotune = B != m->options.B || T != m->options.T || decode_from >= 0;
     tp_set_rows(&m->tp, B * T, m->config.channels, decode_from >= 0);
 }
 
@@ -276,7 +276,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
             m->tensors.statistics);
     open_backend(m);
     open_update(m);
-    open_inputs(m);
+    open_offload(m);
     size_t L = (size_t)config.num_layers;
     m->block_params = (BlockParams *)xmalloc(L * sizeof *m->block_params);
     m->block_grads = (BlockGrads *)xmalloc(L * sizeof *m->block_grads);
@@ -374,10 +374,10 @@ static const floatX *layernorm_output(GPT2 *m, floatX *saved, real *mean, real *
 // Attention of each sequence of the micro-batch: B sequences of T tokens, or documents of any length.
 static void attention_forward(GPT2 *m, const BlockActivations *a) {
     int NH = m->local.heads, HS = m->local.head_size;
-    if (!m->documents.ranges) { m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec); }
-    for (int d = 0; d < m->documents.count; d++) {
-        Range rows = m->documents.ranges[d];
-        size_t at = rows.offset * (size_t)m->local.attention;
+    if (!m->packed.ranges) { m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec); }
+    for (int d = 0; d < m->packed.count; d++) {
+        Range rows = m->packed.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attn_dim;
         m->ops->attention_forward(a->atty + at, a->lse + rows.offset * (size_t)NH, a->qkv + 3 * at, 1, (int)rows.count,
                                   NH, HS, &m->exec);
     }
@@ -386,12 +386,12 @@ static void attention_forward(GPT2 *m, const BlockActivations *a) {
 // dqkv (N,3,NH,HS) from datty (N,C)
 static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv, const floatX *datty) {
     int NH = m->local.heads, HS = m->local.head_size;
-    if (!m->documents.ranges) {
+    if (!m->packed.ranges) {
         m->ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, &m->exec);
     }
-    for (int d = 0; d < m->documents.count; d++) {
-        Range rows = m->documents.ranges[d];
-        size_t at = rows.offset * (size_t)m->local.attention;
+    for (int d = 0; d < m->packed.count; d++) {
+        Range rows = m->packed.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attn_dim;
         m->ops->attention_backward(dqkv + 3 * at, datty + at, a->qkv + 3 * at, a->atty + at,
                                    a->lse + rows.offset * (size_t)NH, 1, (int)rows.count, NH, HS, &m->exec);
     }
@@ -399,14 +399,14 @@ static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv,
 
 // Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. On one rank A is C, U is 4C, and
 // row_parallel_forward is matmul_forward. With -tp this rank has its rows of the residual stream, and of qkv, attention
-// and the MLP all rows of its own heads and units: layernorm_output all-gathers, row_parallel_forward reduce-scatters.
+// and the MLP all rows of its own heads and d_ff: layernorm_output all-gathers, row_parallel_forward reduce-scatters.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels;
-    int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
+    int NH = m->local.heads, HS = m->local.head_size, A = m->local.attn_dim, U = m->local.d_ff;
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
     const floatX *ln1 = layernorm_output(m, a->ln1, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b);
@@ -452,7 +452,7 @@ static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
     zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
-    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->documents,
+    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->packed,
                                      m->B, m->T, C);
 }
 
@@ -479,8 +479,8 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 }
 
 // Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call; the
-// ranges of documents must stay until the micro-step is done.
-static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Documents documents) {
+// ranges of packed sequences must stay until the micro-step is done.
+static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, PackedSequences packed) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
     int *slot = m->tensors.staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
     m->next_slot = (m->next_slot + 1) % staging_slots(&m->options);
@@ -488,7 +488,7 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Doc
     memcpy(slot + N, targets, bytes);
     m->device->enqueue_upload(m->tensors.tokens, slot, bytes, &m->exec);
     m->device->enqueue_upload(m->tensors.targets, slot + N, bytes, &m->exec);
-    m->documents = documents;
+    m->packed = packed;
 }
 
 // The staged micro-batch -> the activations up to the last block's output. gpt2_classify goes on with the final
@@ -497,9 +497,9 @@ static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
         wait_for_params(m, l, l + 1);
-        inputs_acquire(&m->inputs, output_of_block(m, l));
+        offload_acquire(&m->offload, output_of_block(m, l));
         block_forward(m, l);
-        inputs_store(&m->inputs, output_of_block(m, l));
+        offload_store(&m->offload, output_of_block(m, l));
         poison_recomputed(m, l, LN1, FCH_GELU);
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
@@ -555,7 +555,7 @@ static const floatX *recompute_layernorm(GPT2 *m, floatX *saved, const floatX *i
 static void recompute_attention(GPT2 *m, int l) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
-    int N = m->B * m->T, C = m->config.channels, A = m->local.attention;
+    int N = m->B * m->T, C = m->config.channels, A = m->local.attn_dim;
     if (!a->recomputes_attention) { return; }
     const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
     rows_wait(&m->tp, ln1);
@@ -571,13 +571,12 @@ static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
     const BlockActivations *a = &m->block_activations[l];
     if (!a->recomputes_fch) { return; }
     rows_wait(&m->tp, ln2);
-    m->ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.units,
-                           &m->exec);
+    m->ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.d_ff, &m->exec);
 }
 
 // from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->mlp_scratch
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
-    size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.units;
+    size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.d_ff;
     if (a->fch_gelu) { return a->fch_gelu; }
     floatX *gelu = scratch_acquire(&m->mlp_scratch, "fch_gelu", elements);
     m->ops->gelu_forward(gelu, a->fch, elements, &m->exec);
@@ -606,7 +605,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockGrads *g = &m->block_grads[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
+    int N = m->B * m->T, C = m->config.channels, A = m->local.attn_dim, U = m->local.d_ff;
 
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
@@ -664,7 +663,7 @@ static int prefetch_after(const GPT2 *m, int l) {
 // The gradients of the embeddings; wte's is added to that of the logits.
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     const floatX *dout = gather_gradient(m, dresidual);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), dout, m->tensors.tokens, m->documents,
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), dout, m->tensors.tokens, m->packed,
                                       mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
     release_gradient(m);
 }
@@ -697,7 +696,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // -r 4 -rk: l's checkpoint segment
         int from = recompute_from(&m->options.recompute, l);
-        if (from <= l) { inputs_wait(&m->inputs, input_of_block(m, from)); }
+        if (from <= l) { offload_wait(&m->offload, input_of_block(m, from)); }
         for (int before = from; before < l; before++) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
@@ -722,7 +721,7 @@ static bool try_micro_step(GPT2 *m, int micro) {
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
     DeviceGraph **graph = &m->graphs[first][last];
     bool uses_graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
-                      !m->documents.ranges && m->has_run[first][last];
+                      !m->packed.ranges && m->has_run[first][last];
     zero_micro_step(&m->zero, micro, m->options.micro_steps);
     if (uses_graph) { zero_wait_all(&m->zero); }
     if (uses_graph && *graph) {
@@ -730,10 +729,10 @@ static bool try_micro_step(GPT2 *m, int micro) {
         return true;
     }
     if (uses_graph) { device->capture_begin(&m->exec); }
-    m->inputs.stores = true;
+    m->offload.stores = true;
     gpt2_forward(m);
     gpt2_backward(m, 1 / m->update_targets);
-    m->inputs.stores = false;
+    m->offload.stores = false;
     m->has_run[first][last] = true;
     if (uses_graph) { *graph = device->capture_end(&m->exec); }
     return !uses_graph || *graph;
@@ -984,11 +983,11 @@ static double sum_over_ranks(void *model, double x) {
 
 // The mean loss of the B*T rows of a micro-batch, without gradients. losses (B,T): NULL, or the loss at each position,
 // on the host.
-static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, Documents documents,
+static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                         real *losses) {
     GPT2 *m = (GPT2 *)model;
     set_batch(m, B, T, -1);
-    gpt2_stage_batch(m, inputs, targets, documents);
+    gpt2_stage_batch(m, inputs, targets, packed);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     gpt2_forward(m);
     gpt2_classify(m, NULL, 1 / (real)(B * T), GRAD_SET);
@@ -1052,7 +1051,7 @@ static bool enqueue_gradients(Run *run, bool may_stop) {
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         if (micro > 0 && may_stop && *cut_short(run)) { return false; }
         dataloader_next(loader);
-        gpt2_stage_batch(m, loader->inputs, loader->targets, loader->documents);
+        gpt2_stage_batch(m, loader->inputs, loader->targets, loader->packed);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -1243,7 +1242,7 @@ static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c
 static void build(Run *run, ModelSource *source, ModelOptions options) {
     const TrainArgs *a = run->args;
     const GPT2Config *c = &source->config;
-    options.plain = self_check_at_start(run->backend, run->groups.world, stdout);
+    options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     note_pinning(c, &options);
     gpt2_build(&run->model, *c, options, run->groups);
@@ -1353,7 +1352,7 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     Groups groups = open_groups(a, backend->device, host);
     print_offload_note(stderr, a, backend);
     check_memory(a, c, &options, groups.world);
-    options.plain = self_check_at_start(backend, groups.world, stderr);
+    options.fallback = self_check_at_start(backend, groups.world, stderr);
     note_pinning(c, &options);
     gpt2_build(m, *c, options, groups);
     load_weights(m, source, 0);

@@ -914,7 +914,7 @@ template <int BYTES, class Kernel> static inline void attention_allow_shared(Ker
 static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
                                           Exec *ex) {
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(out, qkv));
-    bool plain = ex->plain.level[PLAIN_ATTENTION_FORWARD] > 0;
+    bool plain = ex->fallback.level[FALLBACK_ATTENTION_FORWARD] > 0;
     attention_with_tiles<floatX, false>(s, plain, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int shared = attention_forward_shared<Tiles>();
@@ -934,7 +934,7 @@ static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, con
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(dqkv, dout, qkv, out));
     size_t num_pairs = attention_partials(B, T, NH) / ATTENTION_PAIR_BYTES;
     AttentionPair *pairs = partials_of<AttentionPair>(ex, num_pairs, "attention_backward");
-    bool plain = ex->plain.level[PLAIN_ATTENTION_BACKWARD] > 0;
+    bool plain = ex->fallback.level[FALLBACK_ATTENTION_BACKWARD] > 0;
     attention_with_tiles<floatX, true>(s, plain, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int dkv_shared = attention_dkv_shared<Tiles>(), dq_shared = attention_dq_shared<Tiles>();

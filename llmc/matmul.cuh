@@ -56,7 +56,7 @@ static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
 // the rest of the run; our own GEMM comes last. Ranks may differ then: no broadcast depends on it.
 static inline void lt_execute(const Exec *ex, LtMatmul *p) {
     CudaMatmuls *mm = ex->cuda->matmuls;
-    LtAlgorithm *alg = lt_algorithm(mm, p, mm->autotune && !ex->rare_shapes);
+    LtAlgorithm *alg = lt_algorithm(mm, p, mm->autotune && !ex->skip_autotune);
     while (!lt_launch(mm, alg, p)) {
         lt_destroy_descriptors(alg);
         lt_choose_untimed(mm, alg, p);

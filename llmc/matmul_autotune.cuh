@@ -10,8 +10,8 @@ reference: cuBLAS 12.8 and 13.1 have first choices that leave out the end of k w
 Trials run on the GEMM's own operands, just before its first run, which overwrites their output. An output with += is
 restored from a copy, and sums go to scratch.
 The autotune cache is a file of choices: with the same cache, every run has the same algorithms and the same bits.
-Shapes that rarely repeat (Exec.rare_shapes) get cuBLASLt's first choice, untimed. With TRAIN_GPT2_AUTOTUNE=0 all shapes
-do, and there is no cache: the way out if a candidate crashes.
+Shapes that rarely repeat (Exec.skip_autotune) get cuBLASLt's first choice, untimed. With TRAIN_GPT2_AUTOTUNE=0 all
+shapes do, and there is no cache: the way out if a candidate crashes.
 With several ranks, rank 0 times and owns the cache. The other ranks receive each choice by broadcast: all ranks run the
 same GEMMs in the same order.
 defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
@@ -390,11 +390,11 @@ static inline void lt_choose_plain(LtAlgorithm *alg) {
 
 // *alg = choice alg->next_choice, untimed: cuBLASLt's candidates with the first fusion, from the library's first choice
 // on, then those with the next fusion, then our own GEMM, which also does what the library cannot (alg->desc is NULL).
-// PlainKernels: with none fused, or our own GEMM. A second call takes the next choice. Runs no work and allocates
+// FallbackKernels: with none fused, or our own GEMM. A second call takes the next choice. Runs no work and allocates
 // nothing on the GPU, so it is safe during the capture of a CUDA graph.
 static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
     int fusions[LT_FUSIONS], count = lt_fusions(fusions, &p->key), skip = alg->next_choice++;
-    for (int i = mm->plain == MATMUL_FASTEST ? 0 : count - 1; i < count && mm->plain != MATMUL_PLAIN; i++) {
+    for (int i = mm->fallback == MATMUL_FASTEST ? 0 : count - 1; i < count && mm->fallback != MATMUL_PLAIN; i++) {
         int candidates = lt_candidate(mm, alg, p, fusions[i], skip);
         if (skip < candidates) { return; }
         skip -= candidates;
@@ -523,11 +523,11 @@ static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, co
     return false;
 }
 
-// this rank's choice: from the cache, else by timing, which adds to the cache. PlainKernels know neither.
+// this rank's choice: from the cache, else by timing, which adds to the cache. FallbackKernels know neither.
 static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     LtAlgorithm alg = {};
     alg.key = p->key;
-    if (mm->plain != MATMUL_FASTEST) {
+    if (mm->fallback != MATMUL_FASTEST) {
         lt_choose_untimed(mm, &alg, p);
         return alg;
     }

@@ -278,7 +278,7 @@ static void record_micro_steps(Recorder *r) {
     int *tokens = (int *)xcalloc((size_t)m->B * (size_t)m->T, sizeof(int));
     for (int micro = 0; micro < 2; micro++) {
         r->part = micro == 0 ? FIRST_STEP : LATER_STEP;
-        gpt2_stage_batch(m, tokens, tokens, no_documents);
+        gpt2_stage_batch(m, tokens, tokens, not_packed);
         begin_recording(r);
         gpt2_micro_step(m, micro);
         end_recording(r);
@@ -665,7 +665,7 @@ static void record_training(Recorder *r, const GPT2Config *config, ModelOptions 
     gpt2_build(&r->model, *config, options, groups);
     r->hooks = OpHooks{&cuda_ops, before_operation, after_operation, NULL};
     r->model.exec.hooks = &r->hooks;
-    r->model.exec.rare_shapes = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
+    r->model.exec.skip_autotune = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
     record_update(r);
 }
 

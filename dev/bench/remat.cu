@@ -43,7 +43,7 @@ static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
     real results[2];
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
-        gpt2_stage_batch(m, tokens, tokens + 1, no_documents);
+        gpt2_stage_batch(m, tokens, tokens + 1, not_packed);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);

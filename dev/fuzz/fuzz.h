@@ -230,11 +230,11 @@ typedef void (*FuzzReader)(FuzzBytes input);
 static inline void fuzz_on_stop(void (*function)(void)) { fuzz_state()->on_stop = function; }
 
 // the stop hook
-static inline void fuzz_stop(void *of, int status, const char *sentence) {
+static inline void fuzz_stop(void *ctx, int status, const char *sentence) {
     fuzz_require(status == EXIT_BAD_INPUT || status == EXIT_RUN_FAILED, "exit status 1 or 2");
     fuzz_require(*sentence && strlen(sentence) < 8191, "an error of one sentence");
     if (getenv("FUZZ_VERBOSE")) { fprintf(stderr, "stopped: %s\n", sentence); }
-    longjmp(((FuzzState *)of)->before, 1);
+    longjmp(((FuzzState *)ctx)->before, 1);
 }
 
 // deletes all files in the folder of this process
@@ -288,7 +288,7 @@ static inline int fuzz_run(FuzzReader reader, const uint8_t *data, size_t size) 
     volatile bool stopped = true;
     if (!*s->folder) { fuzz_prepare(s); }
     stop_hook()->stop = fuzz_stop;
-    stop_hook()->of = s;
+    stop_hook()->ctx = s;
     s->on_stop = NULL;
     if (setjmp(s->before) == 0) {
         *fuzz_records() = true;

@@ -20,11 +20,11 @@ static void read_autotune_cache(FuzzBytes input) {
 }
 
 static void read_self_check(FuzzBytes input) {
-    PlainKernels plain;
-    memset(&plain, 0, sizeof plain);
-    bool found = self_check_recall(fuzz_write("self_check.txt", input), "GPU", &plain);
-    for (int i = 0; i < NUM_PLAIN && found; i++) {
-        fuzz_require(plain.level[i] >= 0 && plain.level[i] < PLAIN_LEVELS, "a level of kernels");
+    FallbackKernels fallback;
+    memset(&fallback, 0, sizeof fallback);
+    bool found = self_check_recall(fuzz_write("self_check.txt", input), "GPU", &fallback);
+    for (int i = 0; i < NUM_FALLBACKS && found; i++) {
+        fuzz_require(fallback.level[i] >= 0 && fallback.level[i] < FALLBACK_LEVELS, "a level of kernels");
     }
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Does a test fail without each wait for a collective or a copy?   dev/test/mutate_waits.sh [WORDS]
 # Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
-# llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/block_inputs.h and train_gpt2.cu in a copy of the
-# sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
+# llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/activation_offload.h and train_gpt2.cu in a copy
+# of the sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
 # offload on 1, 3 and 4. The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS: only
 # waits with WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test
 # notices a deletion. About 15 minutes on two free cores.
@@ -34,12 +34,12 @@ waits=(
     'llmc/parallel/zero.h|^ +zero_grad_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|\{ zero_grad_copy_wait\(|{ no_wait('
     'llmc/parallel/update.h|u->zero->device->copy_wait\(|no_wait('
-    'llmc/memory/block_inputs.h|in->device->copy_wait\(|no_wait('
-    'llmc/memory/block_inputs.h|^ +inputs_copy_wait\(|    no_wait('
+    'llmc/memory/activation_offload.h|in->device->copy_wait\(|no_wait('
+    'llmc/memory/activation_offload.h|^ +offload_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|comm_after_copy\(|no_wait('
-    'llmc/memory/block_inputs.h|\{ inputs_copy_wait\(|{ no_wait('
+    'llmc/memory/activation_offload.h|\{ offload_copy_wait\(|{ no_wait('
     'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
-    'train_gpt2.cu|^ +inputs_acquire\(|    no_wait('
+    'train_gpt2.cu|^ +offload_acquire\(|    no_wait('
     'train_gpt2.cu|^ +update_wait\(|    no_wait('
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.stream, copied)|if (false) CUDA_CHECK\1|emulated'

@@ -259,14 +259,14 @@ TEST(test_watch) {
     free(watch);
 }
 
-static void check_too_long(void *of, double waited) {
-    (void)of;
+static void check_too_long(void *ctx, double waited) {
+    (void)ctx;
     if (waited > 0.1) { run_error("it has waited too long"); }
 }
 
-static void wait_for_ever(void *of) {
+static void wait_for_ever(void *ctx) {
     Watch watch;
-    watch_open(&watch, check_too_long, of);
+    watch_open(&watch, check_too_long, ctx);
     watch_enter(&watch);
     sleep(60);
     watch_leave(&watch);

@@ -15,11 +15,11 @@ typedef struct {
 // the loss of a token at position t of its sequence, after `input`
 static double fake_loss(int input, int t, int target) { return target + 0.25 * t + input / 4096.0; }
 
-static real fake_losses(void *model, int B, int T, const int *inputs, const int *targets, Documents documents,
+static real fake_losses(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                         real *losses) {
     FakeModel *m = (FakeModel *)model;
     double sum = 0;
-    (void)documents;
+    (void)packed;
     m->forwards++;
     m->largest = B * T > m->largest ? B * T : m->largest;
     assert_true(B * T <= m->eval.B * m->eval.T && T <= m->eval.T);

@@ -180,10 +180,10 @@ TEST(test_loader) {
             dataloader_next(&loader[r]);
             size_t end = 0;
             int count = 0;
-            for (int d = 0; d < loader[r].documents.count; d++) {
-                assert_int_equal(loader[r].documents.ranges[d].offset, end);
-                assert_true(loader[r].documents.ranges[d].count > 0);
-                end += loader[r].documents.ranges[d].count;
+            for (int d = 0; d < loader[r].packed.count; d++) {
+                assert_int_equal(loader[r].packed.ranges[d].offset, end);
+                assert_true(loader[r].packed.ranges[d].count > 0);
+                end += loader[r].packed.ranges[d].count;
             }
             assert_int_equal(end, B * MANY_T);
             for (int t = 0; t < B * MANY_T; t++) { count += loader[r].targets[t] >= 0; }
@@ -226,7 +226,7 @@ TEST(test_one_epoch) {
     assert_int_equal(targets, 2 * MANY);
     dataloader_next(&l);
     assert_int_equal(l.num_targets, 0);
-    assert_int_equal(l.documents.count, B);
+    assert_int_equal(l.packed.count, B);
     for (int n = 0; n < B * MANY_T; n++) { assert_true(l.inputs[n] == 0 && l.targets[n] == -1); }
     dataloader_close(&l);
     example_rows_free(&rows);

@@ -637,7 +637,7 @@ static void test_times_are_those_of_a_cold_cache(void **state) {
 
 static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
     int before = simt::lt_counts().matmuls;
-    gpu->exec.rare_shapes = rare;
+    gpu->exec.skip_autotune = rare;
     cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, l->bias.at, NULL, l->N, l->C, l->OC, gpu->ex());
     *matmuls = simt::lt_counts().matmuls - before;
     return gpu->matmuls->num_algorithms;
@@ -844,7 +844,7 @@ static void test_refused_choices_are_replaced(void **state) {
         for (int how = 0; how < 4; how++) {  // untimed or timed; refused from the start or later
             Gpu gpu;
             Layer l(48, 64, 96);
-            gpu.exec.rare_shapes = how % 2;
+            gpu.exec.skip_autotune = how % 2;
             refuse(how < 2 ? Refusal{} : r);
             int saved = capture_stderr();
             check_forward(&gpu, &l, 1);
@@ -993,9 +993,9 @@ static void test_algorithms_are_shared(void **state) {
         for (int i = 0; i < 3; i++) {
             int heuristics = simt::lt_counts().heuristics;
             set_fast(i == 0, 1);
-            gpus[i]->exec.rare_shapes = rare;
+            gpus[i]->exec.skip_autotune = rare;
             bits[i] = run_and_get_bits(gpus[i], &small, 0);
-            gpus[i]->exec.rare_shapes = false;
+            gpus[i]->exec.skip_autotune = false;
             bits[i] += run_and_get_bits(gpus[i], &small, 0) + run_and_get_bits(gpus[i], &layer, 0);
             assert_true((simt::lt_counts().heuristics == heuristics) == (i == 1));
         }
@@ -1017,7 +1017,7 @@ static void test_refusal_of_one_rank(void **state) {
     cuda_matmuls_share(other.matmuls, false, receive_news, &news);
     for (Gpu *gpu : {&first, &other}) {
         for (bool rare : {true, true, false, false}) {
-            gpu->exec.rare_shapes = rare;
+            gpu->exec.skip_autotune = rare;
             check_forward(gpu, &l, 1);
             refuse(gpu == &other ? REFUSALS[0] : Refusal{});
         }

@@ -32,8 +32,8 @@ static const bool SANITIZED = false;
 enum { SMALL = 50000, LARGE = 8000000 };  // bytes
 
 static CheckedDevice open_gpu(void) {
-    CheckedDevice gpu = checked_device_open(&cuda_backend, PlainKernels());
-    gpu.exec.rare_shapes = false;
+    CheckedDevice gpu = checked_device_open(&cuda_backend, FallbackKernels());
+    gpu.exec.skip_autotune = false;
     return gpu;
 }
 
@@ -156,7 +156,7 @@ struct Row {
 static void check_row(const Row *row, size_t most_bytes) {
     const OpCase *op = row->op;
     CheckedDevice gpu = open_gpu();
-    gpu.exec.rare_shapes = SANITIZED || row->quick;  // test_matmul covers the autotuner
+    gpu.exec.skip_autotune = SANITIZED || row->quick;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants; variant++) {
             if (problem_memory(op, op_shape(op, i), variant) > most_bytes) { continue; }
@@ -261,8 +261,8 @@ static void test_attention_low_scores(void **state) {
 static void test_shapes_for_rates(void **state) {
     (void)state;
     simt::runtime().dry_run = true;
-    for (int level = 0; level < PLAIN_LEVELS; level++) {
-        CheckedDevice gpu = checked_device_open(&cuda_backend, PlainKernels{{level, level, level}});
+    for (int level = 0; level < FALLBACK_LEVELS; level++) {
+        CheckedDevice gpu = checked_device_open(&cuda_backend, FallbackKernels{{level, level, level}});
         for (const OpCase &op : op_cases) {
             OpShape s = shape_for_rates(&op, true);
             Problem p = problem_describe(&op, &s, 0);

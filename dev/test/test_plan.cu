@@ -146,7 +146,7 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
         const char *name = activation_specs[id].name;
         if (id == LOSSES || plan_tensor_bytes(&plan, name) == 0) { continue; }
         Width width = activation_specs[id].width;
-        bool by_head = width == WIDTH_HEADS || width == WIDTH_ATTENTION || width == WIDTH_QKV;
+        bool by_head = width == WIDTH_HEADS || width == WIDTH_ATTN || width == WIDTH_QKV;
         size_t here = plan_tensor_bytes(&plan, name), there = plan_tensor_bytes(&whole, name);
         assert_int_equal(here * (size_t)t * (by_head ? (size_t)c->num_heads : 1), there * (by_head ? heads : 1));
     }

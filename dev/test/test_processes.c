@@ -147,7 +147,7 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         draw_batch(tokens, step, micro * size + rank);
-        gpt2_stage_batch(m, tokens, tokens + ROWS, no_documents);
+        gpt2_stage_batch(m, tokens, tokens + ROWS, not_packed);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -288,7 +288,7 @@ static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
 
 // the mean loss of a micro-batch, without gradients
 static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
-    return gpt2_losses(m, m->B, m->T, inputs, targets, no_documents, NULL);
+    return gpt2_losses(m, m->B, m->T, inputs, targets, not_packed, NULL);
 }
 
 // the mean loss of a micro-batch of each rank
@@ -738,7 +738,7 @@ static Sent sent_by_update(ModelOptions p, const Groups *groups) {
         Sent before = {groups->dp->sent_bytes, groups->tp->sent_bytes, groups->world->sent_bytes};
         for (int micro = 0; micro < p.micro_steps; micro++) {
             for (int i = 0; i < 2 * VOLUME_T; i++) { tokens[i] = (i * 7 + micro) % VOLUME_V; }
-            gpt2_stage_batch(m, tokens, tokens + VOLUME_T, no_documents);
+            gpt2_stage_batch(m, tokens, tokens + VOLUME_T, not_packed);
             gpt2_micro_step(m, micro);
         }
         gpt2_norm(m);

@@ -137,21 +137,21 @@ static void check_initial_values(ParamId id, const GPT2Config *c, int t) {
     free(global);
 }
 
-// The shape of a slice follows from this rank's heads, units and vocabulary.
+// The shape of a slice follows from this rank's heads, d_ff and vocabulary.
 static void check_shape(ParamId id, const GPT2Config *c, int t) {
     for (int r = 0; r < t; r++) {
         LocalShape shape = local_shape(c, t, r);
         Slice s = param_slice(id, c, t, r);
-        size_t C = (size_t)c->channels, attention = (size_t)shape.attention, units = (size_t)shape.units;
+        size_t C = (size_t)c->channels, attn_dim = (size_t)shape.attn_dim, d_ff = (size_t)shape.d_ff;
         size_t rows = id == WTE || id == QKVW || id == FCW ? s.rows : s.global_rows, cols = s.global_cols;
         if (id == WTE) { rows = t == 1 ? s.rows : (size_t)shape.vocab; }
-        if (id == QKVW) { rows = 3 * attention; }
-        if (id == QKVB) { cols = 3 * attention; }
+        if (id == QKVW) { rows = 3 * attn_dim; }
+        if (id == QKVB) { cols = 3 * attn_dim; }
         if (id == ATTPROJW || id == FCPROJW) { rows = C; }
-        if (id == ATTPROJW) { cols = attention; }
-        if (id == FCW) { rows = units; }
-        if (id == FCB) { cols = units; }
-        if (id == FCPROJW) { cols = units; }
+        if (id == ATTPROJW) { cols = attn_dim; }
+        if (id == FCW) { rows = d_ff; }
+        if (id == FCB) { cols = d_ff; }
+        if (id == FCPROJW) { cols = d_ff; }
         if (s.rows != rows || s.cols != cols) {
             fail_msg("%s: found (%zu,%zu), expected (%zu,%zu)", title(id, c, t), s.rows, s.cols, rows, cols);
         }
@@ -173,12 +173,12 @@ static GPT2Config described(const char *model) {
     return c;
 }
 
-static void assert_local(const char *model, int t, int r, int heads, int attention, int units, int vocab) {
+static void assert_local(const char *model, int t, int r, int heads, int attn_dim, int d_ff, int vocab) {
     GPT2Config c = described(model);
     LocalShape s = local_shape(&c, t, r);
     assert_int_equal(s.heads, heads);
-    assert_int_equal(s.attention, attention);
-    assert_int_equal(s.units, units);
+    assert_int_equal(s.attn_dim, attn_dim);
+    assert_int_equal(s.d_ff, d_ff);
     assert_int_equal(s.vocab, vocab);
 }
 

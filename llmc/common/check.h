@@ -20,8 +20,8 @@ enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 // With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
 // without MPI. The hook is a global, because an error can arise anywhere. The only other globals are in run/ranks.h.
 typedef struct {
-    void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: the program just exits
-    void *of;
+    void (*stop)(void *ctx, int status, const char *sentence);  // does not return; NULL: the program just exits
+    void *ctx;
 } StopHook;
 
 static inline StopHook *stop_hook(void) {
@@ -38,7 +38,7 @@ __attribute__((noreturn)) static inline void stop_with(int status, const char *f
     fflush(stdout);
     StopHook hook = *stop_hook();
     stop_hook()->stop = NULL;  // a second error, raised while stopping, stops this rank only
-    if (hook.stop) { hook.stop(hook.of, status, sentence); }
+    if (hook.stop) { hook.stop(hook.ctx, status, sentence); }
     fprintf(stderr, "train_gpt2: %s\n", sentence);
     exit(status);
 }

@@ -2,7 +2,7 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
+defines: Exec, NO_LAYER, FallbackKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
          COPY_INPUTS, COPY_PIECES, COPY_STREAMS, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
@@ -25,10 +25,10 @@ struct OpHooks;   // op_call.h
 
 // Plainer kernels for a GPU on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1 is
 // CUDA cores. Matmuls: MATMUL_FASTEST ...
-enum { PLAIN_ATTENTION_FORWARD, PLAIN_ATTENTION_BACKWARD, PLAIN_MATMUL, NUM_PLAIN };
+enum { FALLBACK_ATTENTION_FORWARD, FALLBACK_ATTENTION_BACKWARD, FALLBACK_MATMUL, NUM_FALLBACKS };
 typedef struct {
-    int level[NUM_PLAIN];
-} PlainKernels;
+    int level[NUM_FALLBACKS];
+} FallbackKernels;
 
 enum {
     MATMUL_FASTEST,       // autotuned
@@ -37,13 +37,13 @@ enum {
 };
 
 typedef struct Exec {
-    bool bf16_inputs;         // -f 2 on a CPU: matmul inputs are rounded to bf16
-    struct CudaExec *cuda;    // NULL on a CPU
-    bool rare_shapes;         // the next matmuls have shapes that seldom repeat: they are not autotuned
-    PlainKernels plain;       // set before Backend.open
-    struct Profile *profile;  // of a backend that --profile wraps, else NULL
-    struct OpHooks *hooks;    // of every operation of hooked_ops; else NULL
-    int layer;                // the transformer block that runs, or NO_LAYER: --profile and --nan-check show it
+    bool bf16_inputs;          // -f 2 on a CPU: matmul inputs are rounded to bf16
+    struct CudaExec *cuda;     // NULL on a CPU
+    bool skip_autotune;        // matmuls of HellaSwag and decoding, whose shapes seldom repeat, are not timed
+    FallbackKernels fallback;  // set before Backend.open
+    struct Profile *profile;   // of a backend that --profile wraps, else NULL
+    struct OpHooks *hooks;     // of every operation of hooked_ops; else NULL
+    int layer;                 // the transformer block that runs, or NO_LAYER: --profile and --nan-check show it
 } Exec;
 
 enum { NO_LAYER = -1 };

@@ -1,7 +1,7 @@
 /*
 Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
-defines: Range, Documents, no_documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes,
-         broadcast_bytes
+defines: Range, PackedSequences, not_packed, range_intersect, chunk_size, chunk_range, all_gather_bytes,
+         all_reduce_bytes, broadcast_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -11,14 +11,14 @@ typedef struct {
     size_t offset, count;
 } Range;
 
-// The documents of a micro-batch, each with positions and attention of its own: ranges of the B*T rows, in order and
-// without a gap. ranges NULL: each sequence is one document.
+// Sequences of any length packed into a micro-batch, each with positions and attention of its own, as in attention with
+// cu_seqlens: ranges of the B*T rows, in order and without a gap. ranges NULL: not packed.
 typedef struct {
     const Range *ranges;
     int count;
-} Documents;
+} PackedSequences;
 
-static const Documents no_documents = {NULL, 0};  // each row of (B,T) is one sequence
+static const PackedSequences not_packed = {NULL, 0};  // each row of (B,T) is one sequence
 
 // the elements that both ranges have; count is 0 where there are none
 static inline Range range_intersect(Range a, Range b) {

@@ -323,7 +323,7 @@ enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 // the shared fields without the lock belong to the thread, else to the caller: each side waits for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
-    Documents documents;          // of examples, the sequences in the batch; valid as long
+    PackedSequences packed;       // of examples, the sequences in the batch; valid as long
     int num_targets;              // in the batch; of token files B*T
     int state;                    // BATCH_WANTED, BATCH_READY or BATCH_QUIT
     pthread_t thread;
@@ -348,7 +348,7 @@ typedef struct {
     int *ids;          // (T+1)
     int *batches[2];   // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
     Range *ranges[2];  // (B,T) each, of examples: the ranges of the sequences in the batch
-    Documents read_documents;
+    PackedSequences read_packed;
 } DataLoader;
 
 static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
@@ -412,8 +412,8 @@ static inline void loader_read_rows(DataLoader *l, int *inputs, int *targets, ui
         count += example_row_read(l->rows, row, inputs + at, targets + at, ranges + count, at);
         l->read_targets += l->rows->targets[row];
     }
-    l->read_documents.ranges = ranges;
-    l->read_documents.count = count;
+    l->read_packed.ranges = ranges;
+    l->read_packed.count = count;
 }
 
 static inline void loader_read(DataLoader *l) {
@@ -541,7 +541,7 @@ static inline void dataloader_next(DataLoader *l) {
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
     l->inputs = l->batches[l->reading];
     l->targets = l->inputs + (size_t)l->B * (size_t)l->T;
-    l->documents = l->read_documents;
+    l->packed = l->read_packed;
     l->num_targets = l->read_targets;
     l->reading = 1 - l->reading;
     loader_ask(l, BATCH_WANTED, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);

@@ -39,7 +39,7 @@ typedef struct {
     DType gradients;      // DT_REAL or DT_BF16
     Sharding sharding;
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
-    PlainKernels plain;
+    FallbackKernels fallback;
     int capability;  // Backend.capability()
 } ModelOptions;
 
@@ -79,7 +79,7 @@ typedef struct {
     int *tokens, *targets;               // (B,T)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
     // ---- scratch
-    // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units),
+    // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,d_ff),
     // which dfch overwrites. At -r 0, dfch overwrites the saved fch_gelu.
     floatX *mlp_scratch;
     floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
@@ -114,7 +114,7 @@ static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
     if (chunk == 0) {
         LocalShape shape = options_local_shape(c, o);
-        int64_t room = rows * shape.units / shape.vocab;
+        int64_t room = rows * shape.d_ff / shape.vocab;
         if (room < MIN_ROWS) { room = MIN_ROWS; }
         chunk = equal_chunk(rows, (rows + room / 2) / room);  // to the nearest
     }
@@ -195,7 +195,7 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
         if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }
     if (o->decode_positions > 0) {
-        size_t L = (size_t)c->num_layers, positions = (size_t)o->decode_positions, A = (size_t)shape.attention;
+        size_t L = (size_t)c->num_layers, positions = (size_t)o->decode_positions, A = (size_t)shape.attn_dim;
         PLAN_ADD(decode_keys, STATE, DT_FLOATX, L, positions, A);
         PLAN_ADD(decode_values, STATE, DT_FLOATX, L, positions, A);
     }
@@ -231,12 +231,12 @@ static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 // layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
-    size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;
+    size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, d_ff = (size_t)shape.d_ff;
     size_t t = (size_t)shape.tp_size, chunk = chunk_size(N, shape.tp_size), all_rows = chunk * t;
     size_t rows = (size_t)logits_chunk(c, o), decoded = o->decode_positions > 0 ? t : 1;
-    size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attention;
+    size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attn_dim;
     bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
-    size_t widest = larger(qkv, gelu_is_saved ? 0 : units);
+    size_t widest = larger(qkv, gelu_is_saved ? 0 : d_ff);
     PLAN_ADD(mlp_scratch, SCRATCH, DT_FLOATX, larger(logits, N * widest));
     PLAN_ADD(norm_scratch, SCRATCH, DT_FLOATX, all_rows, C);
     if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, chunk, C); }

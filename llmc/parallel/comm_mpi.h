@@ -112,8 +112,8 @@ static inline void mpi_claim_report(MpiJob *job, int status) {
 }
 
 // StopHook: prints `sentence` once and ends all ranks with this exit status
-static inline void mpi_stop(void *of, int status, const char *sentence) {
-    MpiJob *job = (MpiJob *)of;
+static inline void mpi_stop(void *ctx, int status, const char *sentence) {
+    MpiJob *job = (MpiJob *)ctx;
     int first_here = job->rank - job->local_rank;
     mpi_claim_report(job, status);
     mpi_sleep(job, first_here < 100 ? 0.02 * first_here : 2.0);  // an earlier machine ends this one

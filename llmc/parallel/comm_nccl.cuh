@@ -275,7 +275,7 @@ static inline void nccl_close(Comm *comm) {
     if (g->is_world) {
         watch_close(g->watch);
         free(g->watch);
-        if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
+        if (stop_hook()->ctx == comm) { stop_hook()->stop = NULL; }
     } else if (g->host) {
         comm_close(g->host);
     }

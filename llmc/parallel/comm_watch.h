@@ -14,8 +14,8 @@ thread's own code. `check` may therefore use libraries for one thread at a time,
 #define WATCH_SECONDS 0.05
 
 typedef struct {
-    void (*check)(void *of, double waited);
-    void *of;
+    void (*check)(void *ctx, double waited);
+    void *ctx;
     pthread_t thread;
     pthread_mutex_t lock;  // guards the fields below
     AwakeClock clock;
@@ -28,7 +28,7 @@ static inline void *watch_run(void *watch) {
     for (bool over = false; !over; usleep((useconds_t)(WATCH_SECONDS * 1e6))) {
         pthread_mutex_lock(&w->lock);
         double now = awake_seconds(&w->clock);
-        if (w->since >= 0) { w->check(w->of, now - w->since); }
+        if (w->since >= 0) { w->check(w->ctx, now - w->since); }
         over = w->over;
         pthread_mutex_unlock(&w->lock);
     }
@@ -36,11 +36,11 @@ static inline void *watch_run(void *watch) {
 }
 
 // Starts the thread. `of` stays valid until watch_close.
-static inline void watch_open(Watch *w, void (*check)(void *of, double waited), void *of) {
+static inline void watch_open(Watch *w, void (*check)(void *ctx, double waited), void *ctx) {
     memset(w, 0, sizeof *w);
     w->check = check;
     w->since = -1;
-    w->of = of;
+    w->ctx = ctx;
     pthread_mutex_init(&w->lock, NULL);
     int error = pthread_create(&w->thread, NULL, watch_run, w);
     if (error != 0) { run_error("could not start the communicator's watchdog thread: %s", strerror(error)); }

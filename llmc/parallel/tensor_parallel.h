@@ -6,7 +6,7 @@ MLP, and 1/t of the rows in layernorms and the residual stream.
   row-parallel linear      the rank holds columns of weight; out is a sum over the ranks.  Reduce-scatters its rows
   embedding, classifier    the rank holds rows of wte: some vocabulary ids
 One rank communicates nothing: each function is then one operation. Shapes: N rows of the micro-batch; C channels; K and
-OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
+OC are this rank's attn_dim or d_ff. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
 In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
 begin and wait overlaps the collective. The forward has no such compute and waits at once.
 The forward of a column-parallel linear is matmul_forward: its input is all-gathered already.
@@ -163,14 +163,15 @@ static inline const floatX *column_parallel_backward(TensorParallel *tp, floatX 
 // ---- embedding and classifier
 
 // Adds the position embeddings to this rank's rows x (own_rows,C). A document has positions of its own.
-static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wpe, Documents documents, int T, int C) {
-    if (!documents.ranges) {
+static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wpe, PackedSequences packed, int T,
+                                 int C) {
+    if (!packed.ranges) {
         tp->ops->position_embedding_forward(x, wpe, (int)tp->first_row, tp->own_rows, T, C, tp->ex);
         return;
     }
     const Range own = {tp->first_row, (size_t)tp->own_rows};
-    for (int d = 0; d < documents.count; d++) {
-        Range document = documents.ranges[d], rows = range_intersect(document, own);
+    for (int d = 0; d < packed.count; d++) {
+        Range document = packed.ranges[d], rows = range_intersect(document, own);
         if (rows.count == 0) { continue; }
         tp->ops->position_embedding_forward(x + (rows.offset - own.offset) * (size_t)C, wpe,
                                             (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
@@ -179,15 +180,15 @@ static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wp
 }
 
 // dwpe (maxT,C) (+)= the gradient of add_positions; dout (own_rows,C)
-static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, const floatX *dout, Documents documents,
+static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, const floatX *dout, PackedSequences packed,
                                           GradMode mode, int T, int maxT, int C) {
-    if (!documents.ranges) {
+    if (!packed.ranges) {
         tp->ops->position_embedding_backward(dwpe, dout, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
         return;
     }
     const Range own = {tp->first_row, (size_t)tp->own_rows};
-    for (int d = 0; d < documents.count; d++) {
-        Range document = documents.ranges[d], rows = range_intersect(document, own);
+    for (int d = 0; d < packed.count; d++) {
+        Range document = packed.ranges[d], rows = range_intersect(document, own);
         if (rows.count == 0) { continue; }
         tp->ops->position_embedding_backward(dwpe, dout + (rows.offset - own.offset) * (size_t)C, mode,
                                              (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
@@ -199,16 +200,16 @@ static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, con
 // out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). One rank holds a
 // token's embedding; the other ranks add zeros.
 static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *out, const int *tokens,
-                                                    const floatX *wte, const floatX *wpe, Documents documents, int B,
+                                                    const floatX *wte, const floatX *wpe, PackedSequences packed, int B,
                                                     int T, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    if (tp->comm->size == 1 && !documents.ranges) {
+    if (tp->comm->size == 1 && !packed.ranges) {
         tp->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, tp->ex);
         return;
     }
     if (tp->comm->size == 1) {
         tp->ops->token_embedding_forward(out, tokens, wte, 0, tp->vocab, N, C, tp->ex);
-        add_positions(tp, out, wpe, documents, T, C);
+        add_positions(tp, out, wpe, packed, T, C);
         return;
     }
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
@@ -216,21 +217,21 @@ static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *
     const floatX *sum = rows_reduce_scatter(tp, partial);
     rows_wait(tp, sum);
     tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
-    add_positions(tp, out, wpe, documents, T, C);
+    add_positions(tp, out, wpe, packed, T, C);
     scratch_release(tp->partial);
 }
 
 // dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout (N,C): its all-gather has begun.
 static inline void vocab_parallel_embedding_backward(TensorParallel *tp, Gradient dwte, Gradient dwpe,
-                                                     const floatX *dout, const int *tokens, Documents documents,
+                                                     const floatX *dout, const int *tokens, PackedSequences packed,
                                                      GradMode mode, int B, int T, int maxT, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    if (tp->comm->size == 1 && !documents.ranges) {
+    if (tp->comm->size == 1 && !packed.ranges) {
         tp->ops->embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, tp->ex);
         return;
     }
     rows_wait(tp, dout);
-    add_positions_backward(tp, dwpe, dout + tp->own_offset, documents, mode, T, maxT, C);
+    add_positions_backward(tp, dwpe, dout + tp->own_offset, packed, mode, T, maxT, C);
     tp->ops->token_embedding_backward(dwte, dout, tokens, first_id, tp->vocab, N, C, tp->ex);
 }
 

@@ -21,7 +21,7 @@ backward and its reduction are done.
   2           and gradients                the embeddings, two layers, lnf. Later micro-batches: the sum so far is
                                            uploaded before the bucket's backward, one layer ahead
   3           and parameters               the embeddings, two layers, lnf
-  4           and inputs of blocks         two slots (memory/block_inputs.h)
+  4           and inputs of blocks         two slots (memory/activation_offload.h)
 Sums over micro-batches are computed on the device. fp32 sums of P parameters then move 4 P bytes each way over the link
 for a micro-batch: at 25 GB/s, both ways at once, 0.16 ns a parameter. Sums on the host would move 2 P bytes over the
 link; to add them would read and write 10 P bytes of host memory: at 50 GB/s 0.2 ns a parameter.

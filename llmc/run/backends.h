@@ -107,7 +107,7 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
 // splits. Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
 static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t most = (size_t)144 * 128 * 128, splits = 11, C = (size_t)c->channels;
-    const size_t outputs[] = {C * (size_t)local->attention, 3 * C * (size_t)local->attention, C * (size_t)local->units};
+    const size_t outputs[] = {C * (size_t)local->attn_dim, 3 * C * (size_t)local->attn_dim, C * (size_t)local->d_ff};
     size_t bytes = CUDA_MATMUL_WORKSPACE;
     for (int i = 0; i < 3; i++) {
         size_t partials = splits * outputs[i] * sizeof(float) + LT_SCRATCH_BYTES;
@@ -127,7 +127,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
                                             cuda_takes_tf32(tf32), autotune_cache_path(path));
-    ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
+    ex->cuda->matmuls->fallback = ex->fallback.level[FALLBACK_MATMUL];
     early_launches_try(ex);
 }
 

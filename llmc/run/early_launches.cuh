@@ -73,7 +73,7 @@ static inline void early_launches_try(Exec *ex) {
     for (int &bytes : product.key.aligned) { bytes = LT_ALIGNMENT; }
     LtAlgorithm alg = {};
     alg.key = product.key;
-    if (!ex->rare_shapes) { lt_choose_untimed(mm, &alg, &product); }
+    if (!ex->skip_autotune) { lt_choose_untimed(mm, &alg, &product); }
     // loads cuBLASLt's kernel, which a capture might not allow
     if (alg.desc && lt_run(mm, &alg, &product, &alg.algo) != CUBLAS_STATUS_SUCCESS) { lt_destroy_descriptors(&alg); }
     early_launches = true;

@@ -25,7 +25,8 @@ typedef struct {
     int B, T;  // a micro-batch has at most B*T positions, and sequences of at most T
     int vocab_size;
     // The mean loss of the rows of a micro-batch (B,T). losses (B,T): NULL, or the loss at each position, on the host.
-    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, Documents documents, real *losses);
+    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences documents,
+                 real *losses);
     double (*sum)(void *model, double x);  // over the data-parallel ranks, in fp32
 } EvalModel;
 
@@ -62,7 +63,7 @@ static inline Validation validate(const EvalModel *m, DataLoader *loader, int va
     dataloader_seek(loader, 0);
     for (int64_t i = 0; i < batches && !agreed_signal(m->groups->world); i += ranks) {
         dataloader_next(loader);
-        double loss = (double)m->loss(m->model, B, T, loader->inputs, loader->targets, loader->documents, NULL);
+        double loss = (double)m->loss(m->model, B, T, loader->inputs, loader->targets, loader->packed, NULL);
         if (i + rank >= batches) { continue; }
         sum += loss;
         targets += (double)loader->num_targets / (double)positions;
@@ -172,7 +173,7 @@ static inline void score_batch_run(ScoreBatch *b) {
         memcpy(b->inputs + (size_t)r * T, ids, row_bytes);
         memcpy(b->targets + (size_t)r * T, ids + 1, row_bytes);
     }
-    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, no_documents, b->losses);
+    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, not_packed, b->losses);
     for (int r = 0; r < b->num_rows; r++) {
         const ScoreRow *row = &b->rows[r];
         const real *losses = b->losses + (size_t)r * T + (row->length - 1 - row->scored);

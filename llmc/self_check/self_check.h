@@ -5,7 +5,7 @@ shapes and with the tolerances of cases.h.
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
 `--self-check` and the check at the start remember a pass in $TRAIN_GPT2_SELF_CHECK, else in
 ~/.cache/train_gpt2/self_check.txt. With an empty variable a run starts without the check.
-An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then
+An operation that fails is checked again with plainer kernels (FallbackKernels of common/device.h), which the run then
 uses. Without plainer kernels, or if these fail too, the run ends before training.
 The check runs in a child process on the same device. If the child reports an error, crashes or is silent for long, a
 new child repeats the operation. A second such end is a failure of the operation: the first may come from elsewhere, as
@@ -31,22 +31,22 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 
 // ---- plainer kernels
 
-enum { PLAIN_LEVELS = 3 };
+enum { FALLBACK_LEVELS = 3 };
 
-// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in PlainKernels, and the
+// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in FallbackKernels, and the
 // names of the kernels by level; NULL after the last
 typedef struct {
     const char *operations;
-    int plain;
-    const char *kernels[PLAIN_LEVELS];
+    int fallback;
+    const char *kernels[FALLBACK_LEVELS];
 } ReplaceableKernel;
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
-    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
+    {"matmul", FALLBACK_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
 #ifdef PRECISION_BF16
-    {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}},
-    {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}},
+    {"attention_forward", FALLBACK_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}},
+    {"attention_backward", FALLBACK_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}},
 #endif
 };
 enum { NUM_REPLACEABLE = sizeof replaceable_kernels / sizeof replaceable_kernels[0] };
@@ -63,7 +63,7 @@ static inline const ReplaceableKernel *find_replaceable(const char *operation) {
 static inline const char *kernel_at_level(const char *operation, int level, bool gpu) {
     const ReplaceableKernel *r = find_replaceable(operation);
     if (!gpu || !r) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
-    return level < PLAIN_LEVELS ? r->kernels[level] : NULL;
+    return level < FALLBACK_LEVELS ? r->kernels[level] : NULL;
 }
 
 // ---- one operation
@@ -77,7 +77,7 @@ typedef struct {
     void *partials, *workspace;
 } CheckedDevice;
 
-static inline CheckedDevice checked_device_open(const Backend *backend, PlainKernels plain) {
+static inline CheckedDevice checked_device_open(const Backend *backend, FallbackKernels fallback) {
     static const GPT2Config small = {64, 256, 256, 1, 1, 64};
     CheckedDevice d;
     memset(&d, 0, sizeof d);
@@ -86,8 +86,8 @@ static inline CheckedDevice checked_device_open(const Backend *backend, PlainKer
     size_t workspace_bytes = backend->matmul_workspace_bytes(&small, &local, 1, 1);
     d.partials = backend->device->allocate(SELF_CHECK_PARTIALS);
     d.workspace = backend->device->allocate(workspace_bytes);
-    d.exec.plain = plain;
-    d.exec.rare_shapes = true;  // the autotuner compares what it chooses; here the library's first choice is checked
+    d.exec.fallback = fallback;
+    d.exec.skip_autotune = true;  // the autotuner compares what it chooses; here the library's first choice is checked
     backend->open(&d.exec, d.partials, SELF_CHECK_PARTIALS, d.workspace, workspace_bytes, false);
     return d;
 }
@@ -164,7 +164,7 @@ typedef struct {
 } CheckedOperation;
 
 typedef struct {
-    PlainKernels plain;  // levels at which every operation is right, unless it has FAILED
+    FallbackKernels fallback;  // levels at which every operation is right, unless it has FAILED
     CheckedOperation operations[NUM_OP_CASES];
     bool begun;                    // a child has started to check an operation
     char not_started[CHECK_TEXT];  // why a child ended before its first operation; empty if none did
@@ -182,11 +182,11 @@ static inline int find_checked(const SelfCheck *result, CheckState state) {
 static inline void replace_kernel(SelfCheck *result, int failed, bool gpu) {
     const char *name = op_cases[failed].name;
     const ReplaceableKernel *r = find_replaceable(name);
-    if (!r || !kernel_at_level(name, result->plain.level[r->plain] + 1, gpu)) {
+    if (!r || !kernel_at_level(name, result->fallback.level[r->fallback] + 1, gpu)) {
         result->operations[failed].state = FAILED;
         return;
     }
-    result->plain.level[r->plain]++;
+    result->fallback.level[r->fallback]++;
     for (int i = 0; i < NUM_OP_CASES; i++) {
         if (find_replaceable(op_cases[i].name) != r) { continue; }
         result->operations[i].state = UNCHECKED;
@@ -205,18 +205,20 @@ static inline bool self_check_is_child(int argc, char **argv) {
     return argc == CHILD_ARGUMENTS && strcmp(argv[1], CHILD_FLAG) == 0;
 }
 
-static inline void print_levels(char *text, size_t room, PlainKernels plain) {
+static inline void print_levels(char *text, size_t room, FallbackKernels fallback) {
     size_t used = 0;
-    for (int i = 0; i < NUM_PLAIN; i++) { used += (size_t)snprintf(text + used, room - used, " %d", plain.level[i]); }
+    for (int i = 0; i < NUM_FALLBACKS; i++) {
+        used += (size_t)snprintf(text + used, room - used, " %d", fallback.level[i]);
+    }
 }
 
 // Reads " 0 0 1". False if the text has other numbers than levels.
-static inline bool read_levels(const char *text, PlainKernels *plain) {
-    for (int i = 0; i < NUM_PLAIN; i++) {
+static inline bool read_levels(const char *text, FallbackKernels *fallback) {
+    for (int i = 0; i < NUM_FALLBACKS; i++) {
         char *end;
         long level = strtol(text, &end, 10);
-        if (end == text || level < 0 || level >= PLAIN_LEVELS) { return false; }
-        plain->level[i] = (int)level;
+        if (end == text || level < 0 || level >= FALLBACK_LEVELS) { return false; }
+        fallback->level[i] = (int)level;
         text = end;
     }
     return true;
@@ -226,8 +228,8 @@ static inline bool read_levels(const char *text, PlainKernels *plain) {
 // to the autotune cache.
 static inline int self_check_child(char **argv) {
     const Backend *backend = &cpu_backend;
-    PlainKernels plain;
-    if (!read_levels(argv[4], &plain) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
+    FallbackKernels fallback;
+    if (!read_levels(argv[4], &fallback) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
     signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
     prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
@@ -238,7 +240,7 @@ static inline int self_check_child(char **argv) {
         backend = &cuda_backend;
     }
 #endif
-    CheckedDevice d = checked_device_open(backend, plain);
+    CheckedDevice d = checked_device_open(backend, fallback);
     double share = 0;
     for (int i = 0; i < NUM_OP_CASES && share <= 1; i++) {
         if (argv[5][i] != '1') { continue; }
@@ -256,13 +258,13 @@ static inline int self_check_child(char **argv) {
 
 // Starts a child that checks the operations that are UNCHECKED. Returns 0 or errno.
 static inline int start_check(Child *child, const SelfCheck *result, const Backend *backend) {
-    char gpu[16] = "-1", threads[16], levels[16 * NUM_PLAIN], checked[NUM_OP_CASES + 1] = "";
+    char gpu[16] = "-1", threads[16], levels[16 * NUM_FALLBACKS], checked[NUM_OP_CASES + 1] = "";
 #ifdef HAVE_CUDA
     if (is_gpu(backend)) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
 #endif
     (void)backend;
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
-    print_levels(levels, sizeof levels, result->plain);
+    print_levels(levels, sizeof levels, result->fallback);
     for (int i = 0; i < NUM_OP_CASES; i++) { checked[i] = result->operations[i].state == UNCHECKED ? '1' : '0'; }
     char *argv[CHILD_ARGUMENTS + 1] = {(char *)"train_gpt2", (char *)CHILD_FLAG, gpu, threads, levels, checked, NULL};
     return child_start(child, argv, SELF_CHECK_SECONDS);
@@ -338,11 +340,11 @@ static inline int find_trouble(const SelfCheck *result, int i) {
 }
 
 // a note to the user for each slower kernel of the GPU
-static inline void print_slower_kernels(FILE *out, PlainKernels plain) {
+static inline void print_slower_kernels(FILE *out, FallbackKernels fallback) {
     for (int i = 0; i < NUM_REPLACEABLE; i++) {
         const ReplaceableKernel *r = &replaceable_kernels[i];
-        const char *kernel = kernel_at_level(r->operations, plain.level[r->plain], true);
-        if (plain.level[r->plain] == 0 || !kernel) { continue; }
+        const char *kernel = kernel_at_level(r->operations, fallback.level[r->fallback], true);
+        if (fallback.level[r->fallback] == 0 || !kernel) { continue; }
         fprintf(out,
                 "note      %s uses a slower kernel (%s): the fast one fails the self-check on this GPU; --self-check "
                 "checks again\n",
@@ -438,8 +440,8 @@ static inline int num_gemms(const CheckedDevice *d) {
 // our own one counts most, then one with a fused epilogue.
 static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice *d, int first) {
     const ReplaceableKernel *r = find_replaceable(op->name);
-    int level = r ? d->exec.plain.level[r->plain] : 0;
-    bool gpu = is_gpu(d->backend), matmul = r && r->plain == PLAIN_MATMUL;
+    int level = r ? d->exec.fallback.level[r->fallback] : 0;
+    bool gpu = is_gpu(d->backend), matmul = r && r->fallback == FALLBACK_MATMUL;
     if (!matmul || !gpu) { return kernel_at_level(op->name, level, gpu); }
     const char *kernel = kernel_at_level(op->name, level, true);
 #ifdef HAVE_CUDA
@@ -523,15 +525,17 @@ static inline const char *self_check_path(char *path) {
     return user_cache_path(path, "self_check.txt") ? path : "";
 }
 
-// A line: machine, tab, then the levels of PlainKernels, or "failed". The last line of the machine counts. False if
+// A line: machine, tab, then the levels of FallbackKernels, or "failed". The last line of the machine counts. False if
 // there is none, or if it says "failed".
-static inline bool self_check_recall(const char *path, const char *machine, PlainKernels *plain) {
+static inline bool self_check_recall(const char *path, const char *machine, FallbackKernels *fallback) {
     FILE *file = fopen(path, "r");
     char line[2 * CHECKED_MACHINE];
     bool found = false;
     size_t length = strlen(machine);
     while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, machine, length) == 0 && line[length] == '\t') { found = read_levels(line + length, plain); }
+        if (strncmp(line, machine, length) == 0 && line[length] == '\t') {
+            found = read_levels(line + length, fallback);
+        }
     }
     if (file) { fclose(file); }
     return found;
@@ -540,8 +544,8 @@ static inline bool self_check_recall(const char *path, const char *machine, Plai
 // Appends a line. problem = "", or the sentence if the file cannot be written.
 static inline void self_check_remember(const char *path, const char *machine, const SelfCheck *result, char *problem,
                                        size_t room) {
-    char levels[16 * NUM_PLAIN];
-    print_levels(levels, sizeof levels, result->plain);
+    char levels[16 * NUM_FALLBACKS];
+    print_levels(levels, sizeof levels, result->fallback);
     problem[0] = 0;
     FILE *file = open_written(path, O_WRONLY | O_CREAT | O_APPEND, "a");
     if (file) { fprintf(file, "%s\t%s\n", machine, find_checked(result, FAILED) < 0 ? levels : "failed"); }
@@ -573,8 +577,8 @@ static inline int self_check_print(const Backend *backend) {
     fflush(stdout);
     SelfCheck result = self_check(backend, true);
     if (*result.not_started) { self_check_stopped(&result); }
-    CheckedDevice d = checked_device_open(backend, result.plain);
-    bool fastest = result.plain.level[PLAIN_MATMUL] == 0;
+    CheckedDevice d = checked_device_open(backend, result.fallback);
+    bool fastest = result.fallback.level[FALLBACK_MATMUL] == 0;
     DeviceRates rates =
         device_rates(&d, fastest && result.operations[op_case("matmul_forward") - op_cases].state == RIGHT);
     printf("a large copy moves %.0f GB/s", rates.bytes / 1e9);
@@ -591,7 +595,7 @@ static inline int self_check_print(const Backend *backend) {
         "\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n"
         "share: of the rate of the large copy, or of the large matmul where that is the limit; more than 100 %% with\n"
         "       arrays that fit in a cache, and on a CPU, where a copy also reads what it overwrites\n");
-    if (is_gpu(backend)) { print_slower_kernels(stdout, result.plain); }
+    if (is_gpu(backend)) { print_slower_kernels(stdout, result.fallback); }
     if (path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     if (failed == 0) { printf("%d operations agree with the textbook\n", checked); }
@@ -600,12 +604,12 @@ static inline int self_check_print(const Backend *backend) {
 }
 
 // This rank's levels, remembered or checked now. problem = "", or a sentence for the user.
-static inline PlainKernels self_check_of_rank(const Backend *backend, const char *path, FILE *out, char *problem,
-                                              size_t room) {
+static inline FallbackKernels self_check_of_rank(const Backend *backend, const char *path, FILE *out, char *problem,
+                                                 size_t room) {
     char machine[CHECKED_MACHINE];
-    PlainKernels plain = {{0}};
+    FallbackKernels fallback = {{0}};
     checked_machine(machine, sizeof machine, backend);
-    if (self_check_recall(path, machine, &plain)) { return plain; }
+    if (self_check_recall(path, machine, &fallback)) { return fallback; }
     fprintf(out, "checking every operation on this GPU, once for each GPU, driver and program ...\n");
     fflush(out);
     SelfCheck result = self_check(backend, false);
@@ -626,21 +630,21 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
     } else {
         self_check_remember(path, machine, &result, problem, room);
     }
-    return result.plain;
+    return result.fallback;
 }
 
 // The kernels for a run: every rank uses the highest level of all ranks. A CPU is not checked. `out` gets the notes;
 // ranks above 0 have no stdout. The lowest rank with a problem prints it on stderr.
-static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
+static inline FallbackKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
     char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
-    PlainKernels plain = {{0}};
-    if (!is_gpu(backend)) { return plain; }
+    FallbackKernels fallback = {{0}};
+    if (!is_gpu(backend)) { return fallback; }
     const char *path = self_check_path(buffer);
-    if (path) { plain = self_check_of_rank(backend, path, out, problem, sizeof problem); }
-    for (int i = 0; i < NUM_PLAIN; i++) { plain.level[i] = (int)comm_max(plain.level[i], world); }
+    if (path) { fallback = self_check_of_rank(backend, path, out, problem, sizeof problem); }
+    for (int i = 0; i < NUM_FALLBACKS; i++) { fallback.level[i] = (int)comm_max(fallback.level[i], world); }
     int place = world->size - world->rank;
     bool is_first = comm_max(*problem ? place : 0, world) == place;
     if (is_first) { fprintf(stderr, "train_gpt2: %s\n", problem); }
-    if (world->rank == 0) { print_slower_kernels(out, plain); }
-    return plain;
+    if (world->rank == 0) { print_slower_kernels(out, fallback); }
+    return fallback;
 }

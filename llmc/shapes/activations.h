@@ -12,9 +12,9 @@ Attention's log-sum-exp (lse) is saved up to level 3. At level 4 the input of ev
 blocks are a checkpoint segment. Before the backward of a segment's last block, the forward of the segment's other
 blocks runs again. The last block is recomputed within its backward. The last block's down-projection does not run: the
 backward does not need its output. A recomputed tensor is in a slot that all segments share (one slot per block of a
-segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP units, and its own rows of
+segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP channels, and its own rows of
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
-them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (block_inputs.h).
+them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
          forward_only, layer_level, segment_end, activation_is_saved, recompute_from, num_saved, num_activation_slots,
          activation_slot
@@ -45,8 +45,8 @@ typedef enum {
     NUM_ACTIVATIONS
 } ActivationId;
 
-// elements per token: 1, heads, channels C, channels A of this rank's heads, 3 A, MLP units
-typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTENTION, WIDTH_QKV, WIDTH_UNITS } Width;
+// elements per token: 1, heads, channels C, attn_dim, 3 attn_dim, d_ff
+typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTN, WIDTH_QKV, WIDTH_D_FF } Width;
 
 // with tensor parallelism: all rows of the micro-batch, or this rank's
 typedef enum { ALL_ROWS, OWN_ROWS } RowSplit;
@@ -73,14 +73,14 @@ static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
     {"ln1_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"ln1_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"qkv", WIDTH_QKV, ALL_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
-    {"atty", WIDTH_ATTENTION, ALL_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
+    {"atty", WIDTH_ATTN, ALL_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"lse", WIDTH_HEADS, ALL_ROWS, true, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"residual2", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},
     {"ln2", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORM_SCRATCH},
     {"ln2_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"ln2_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
-    {"fch", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_UP_PROJECTION, IN_SLOTS},
-    {"fch_gelu", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_GELU, IN_MLP_SCRATCH},
+    {"fch", WIDTH_D_FF, ALL_ROWS, false, true, RECOMPUTE_UP_PROJECTION, IN_SLOTS},
+    {"fch_gelu", WIDTH_D_FF, ALL_ROWS, false, true, RECOMPUTE_GELU, IN_MLP_SCRATCH},
     {"residual3", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},  // a segment's last one is saved
     {"lnf_mean", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
     {"lnf_rstd", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
@@ -90,8 +90,8 @@ static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
 static inline bool is_layernorm(ActivationId id) { return id == LN1 || id == LN2; }
 
 static inline size_t activation_width(ActivationId id, const GPT2Config *c, const LocalShape *local) {
-    const size_t attention = (size_t)local->attention, heads = (size_t)local->heads;
-    const size_t sizes[] = {1, heads, (size_t)c->channels, attention, 3 * attention, (size_t)local->units};
+    const size_t attn = (size_t)local->attn_dim, heads = (size_t)local->heads;
+    const size_t sizes[] = {1, heads, (size_t)c->channels, attn, 3 * attn, (size_t)local->d_ff};
     return sizes[activation_specs[id].width];
 }
 

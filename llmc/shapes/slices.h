@@ -7,13 +7,13 @@ defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, para
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        the rank's own
   qkvw (3C,C), qkvb      rows, by head inside Q, K and V     (3 heads HS, C), (3 heads HS)     the rank's own
   attprojw (C,C)         columns, by head                    (C, heads HS)                     the rank's own
-  fcw (4C,C), fcb        rows                                (units, C), (units)               the rank's own
-  fcprojw (C,4C)         columns                             (C, units)                        the rank's own
+  fcw (4C,C), fcb        rows                                (d_ff, C), (d_ff)                 the rank's own
+  fcprojw (C,4C)         columns                             (C, d_ff)                         the rank's own
   all others             replicated                          the whole tensor                  all-reduced
 The biases qkvb and fcb, (1,3C) and (1,4C) in memory, are split by columns.
-No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids
-likewise. Heads, units and ids past the last one are padding: zeros with zero gradients, so they stay zeros. The last
-ranks may hold only padding. Outputs of column-parallel layers have heads*HS channels or units; all other activations
+No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP channels and vocabulary ids
+likewise. Heads, channels and ids past the last one are padding: zeros with zero gradients, so they stay zeros. The last
+ranks may hold only padding. Outputs of column-parallel layers have attn_dim or d_ff channels; all other activations
 have C channels. A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are
 keyed by an element's offset in the whole tensor, so they do not depend on t.
 */
@@ -26,22 +26,22 @@ typedef struct {
     int tp_rank, tp_size;
     int head_size;  // HS
     int heads;      // NH / t, rounded up
-    int attention;  // channels of these heads: heads * HS
-    int units;      // of the MLP: 4C / t, rounded up to UNIT_PADDING if t does not divide 4C
+    int attn_dim;   // heads * HS
+    int d_ff;       // channels inside the MLP: 4C / t, rounded up to D_FF_PADDING if t does not divide 4C
     int vocab;      // vocabulary ids: V rounded up to t * VOCAB_PADDING, / t; the first id is tp_rank * vocab
 } LocalShape;
 
-enum { UNIT_PADDING = 8 };  // rows of units are aligned to 16 bytes in bf16
+enum { D_FF_PADDING = 8 };  // rows of d_ff channels are aligned to 16 bytes in bf16
 
 static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
     LocalShape s;
-    int units = 4 * c->channels, vocab_multiple = t * VOCAB_PADDING;
+    int d_ff = 4 * c->channels, vocab_multiple = t * VOCAB_PADDING;
     s.tp_rank = r;
     s.tp_size = t;
     s.heads = (c->num_heads + t - 1) / t;
     s.head_size = config_head_size(c);
-    s.attention = s.heads * s.head_size;
-    s.units = units % t == 0 ? units / t : (units / t / UNIT_PADDING + 1) * UNIT_PADDING;
+    s.attn_dim = s.heads * s.head_size;
+    s.d_ff = d_ff % t == 0 ? d_ff / t : (d_ff / t / D_FF_PADDING + 1) * D_FF_PADDING;
     s.vocab = (c->vocab_size + vocab_multiple - 1) / vocab_multiple * VOCAB_PADDING;
     return s;
 }
@@ -86,7 +86,7 @@ static inline int split_sizes(size_t *group_size, size_t *slice_size, ParamId id
     bool by_head = id == QKVW || id == QKVB || id == ATTPROJW;
     int groups = id == QKVW || id == QKVB ? 3 : 1;
     *group_size = id == WTE ? (size_t)c->vocab_size : (by_head ? 1 : 4) * (size_t)c->channels;
-    *slice_size = (size_t)(id == WTE ? s->vocab : by_head ? s->attention : s->units);
+    *slice_size = (size_t)(id == WTE ? s->vocab : by_head ? s->attn_dim : s->d_ff);
     if (*slice_size != *group_size) { return groups; }
     *group_size = *slice_size = (size_t)groups * *group_size;  // not split: one group, one rectangle
     return 1;

@@ -5,7 +5,7 @@ in pinned host memory. Input i is in slot i % 2 of the device.
   backward   input i - 1 is uploaded beside the backward of the blocks that read input i
 The residual stream after the last block is not an input: the final layernorm reads it from its slot. The input of the
 first block, the embeddings, stays on the device.
-defines: BlockInputs, inputs_open, inputs_acquire, inputs_store, inputs_wait
+defines: ActivationOffload, offload_open, offload_acquire, offload_store, offload_wait
 */
 #pragma once
 #include "llmc/memory/plan.h"
@@ -19,11 +19,11 @@ typedef struct {
     int count;
     bool stores;         // a backward follows the forward
     CopyWork copies[2];  // the latest copy of each slot; 0: none, or waited for
-} BlockInputs;
+} ActivationOffload;
 
 // host: (count,bytes) or NULL; slots: (2,bytes)
-static inline void inputs_open(BlockInputs *in, const Device *device, Exec *ex, void *host, void *slots, size_t bytes,
-                               int count) {
+static inline void offload_open(ActivationOffload *in, const Device *device, Exec *ex, void *host, void *slots,
+                                size_t bytes, int count) {
     memset(in, 0, sizeof *in);
     in->device = device;
     in->ex = ex;
@@ -33,31 +33,31 @@ static inline void inputs_open(BlockInputs *in, const Device *device, Exec *ex, 
     in->count = count;
 }
 
-static inline void inputs_copy_wait(BlockInputs *in, int i) {
+static inline void offload_copy_wait(ActivationOffload *in, int i) {
     in->device->copy_wait(in->copies[i % 2], in->ex);
     in->copies[i % 2] = 0;
 }
 
 // Work enqueued from now on may write input i, 0 to count; -1: an output that is not saved.
-static inline void inputs_acquire(BlockInputs *in, int i) {
-    if (in->host && i >= 0) { inputs_copy_wait(in, i); }
+static inline void offload_acquire(ActivationOffload *in, int i) {
+    if (in->host && i >= 0) { offload_copy_wait(in, i); }
 }
 
-static inline char *inputs_slot(const BlockInputs *in, int i) { return in->slots + (size_t)(i % 2) * in->bytes; }
+static inline char *offload_slot(const ActivationOffload *in, int i) { return in->slots + (size_t)(i % 2) * in->bytes; }
 
 // Begins to store input i, which enqueued work wrote.
-static inline void inputs_store(BlockInputs *in, int i) {
+static inline void offload_store(ActivationOffload *in, int i) {
     if (!in->host || !in->stores || i < 0 || i >= in->count) { return; }
-    in->copies[i % 2] = in->device->download_begin(COPY_INPUTS, in->host + (size_t)i * in->bytes, inputs_slot(in, i),
+    in->copies[i % 2] = in->device->download_begin(COPY_INPUTS, in->host + (size_t)i * in->bytes, offload_slot(in, i),
                                                    in->bytes, in->ex);
 }
 
 // Work enqueued from now on may read input i. Inputs are read in descending order, and the next one is uploaded beside
 // that work. The last input is still in its slot.
-static inline void inputs_wait(BlockInputs *in, int i) {
+static inline void offload_wait(ActivationOffload *in, int i) {
     if (!in->host || i < 0) { return; }
-    inputs_copy_wait(in, i);
+    offload_copy_wait(in, i);
     if (i == 0) { return; }
-    in->copies[(i - 1) % 2] = in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i - 1),
+    in->copies[(i - 1) % 2] = in->device->upload_begin(COPY_INPUTS, offload_slot(in, i - 1),
                                                        in->host + (size_t)(i - 1) * in->bytes, in->bytes, in->ex);
 }
