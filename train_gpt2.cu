@@ -1013,7 +1013,7 @@ static void evaluate(Run *run, bool last) {
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
     }
     if (hellaswag_due(&run->evaluations, run->step)) {
-        double accuracy = score_hellaswag(&model, &run->data.hellaswag, false);
+        double accuracy = score_hellaswag(&model, &run->data.hellaswag);
         if (agreed_signal(run->groups.world)) { return; }
         logger_hellaswag(&run->log, run->step, accuracy);
         run->evaluations.hellaswag = run->step;

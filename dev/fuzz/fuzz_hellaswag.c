@@ -1,29 +1,16 @@
-// Fuzzes HellaSwag: llm.c's binary format, the published JSON lines in both forms, and the cleaning of texts.
+// Fuzzes HellaSwag: llm.c's binary format and the published JSON lines.
 #include "dev/fuzz/fuzz.h"
 #include "llmc/data/hellaswag.h"
 
 enum { HELLASWAG_T = 64 };
 
-static void clean_texts(FuzzBytes input) {
-    char *text = fuzz_text(input), *context = hellaswag_context("label", text, text);
-    hellaswag_clean(text);
-    fuzz_require(strlen(text) <= input.size, "a clean text that is not longer");
-    free(text);
-    free(context);
-}
-
 static void read_hellaswag(FuzzBytes input) {
-    int kind = fuzz_choice(&input, 4);
-    if (kind == 3) {
-        clean_texts(input);
-        return;
-    }
-    const char *path = fuzz_write(kind == 0 ? "hellaswag.bin" : "hellaswag.jsonl", input);
+    bool is_bin = fuzz_choice(&input, 2) == 0;
+    const char *path = fuzz_write(is_bin ? "hellaswag.bin" : "hellaswag.jsonl", input);
     Tokenizer t = tokenizer_bytes();
     hellaswag_is_json(path);
-    HellaSwag set = kind == 0 ? hellaswag_read_bin("--eval", path, HELLASWAG_T, 50257)
-                              : hellaswag_read_json("--eval", path, kind == 1 ? HELLASWAG_LLMC : HELLASWAG_LM_EVAL, &t,
-                                                    HELLASWAG_T);
+    HellaSwag set = is_bin ? hellaswag_read_bin("--eval", path, HELLASWAG_T, 50257)
+                           : hellaswag_read_json("--eval", path, &t, HELLASWAG_T);
     double *sums = (double *)xcalloc((size_t)set.num_rows, sizeof *sums);
     for (int r = 0; r < set.num_rows; r++) {
         const HellaSwagRow *row = &set.rows[r];
@@ -31,9 +18,7 @@ static void read_hellaswag(FuzzBytes input) {
         fuzz_require(inside && row->scored >= 1 && row->scored < row->length, "rows of at most T + 1 tokens");
     }
     fuzz_require(set.num_rows % HELLASWAG_ENDINGS == 0, "four rows for each example");
-    for (int e = 0; e < hellaswag_examples(&set); e++) {
-        hellaswag_chooses_true(&set, e, sums, HELLASWAG_PER_CHARACTER);
-    }
+    for (int e = 0; e < hellaswag_examples(&set); e++) { hellaswag_chooses_true(&set, e, sums); }
     free(sums);
     hellaswag_close(&set);
     tokenizer_free(&t);

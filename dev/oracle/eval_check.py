@@ -5,9 +5,9 @@
     python3 dev/oracle/eval_check.py FOLDER CHECKPOINT     the same with a copy of a checkpoint, and lm-eval only
 
 Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval accelerate`. TRAIN_GPT2 names the
-program. The texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are
-its own hellaswag with the file of FOLDER as data, and a perplexity task. lm-eval begins a text with the model's
-bos_token_id: a newline of a byte model, whose tokenizer has no such token.
+program. The texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. lm-eval runs a task of
+perplexity, and starts a text with the model's bos_token_id: a newline of a byte model, whose tokenizer has no such
+token.
 Prints a line for each number: this program's, the other's, and their relative difference. A difference above 2e-5
 fails.
 """
@@ -79,13 +79,8 @@ def write_lines(path, items):
 
 
 def hellaswag(words, i):
-    a, b = phrase(words, random.choice([3, 10, 30, 80])), phrase(words, 4) if i % 3 else ""
-    a = f"[header] {a} [title] Caf\u00e9 x" if i % 5 == 0 else a
-    b = "\u00e9lan McDonald " + b if i % 7 == 0 else b
     endings = [phrase(words, random.choice([1, 3, 9])) for _ in range(4)]
-    endings[1] += " [substeps]  more [a b] x]" if i % 4 == 0 else ""
-    return {"ind": i, "activity_label": "Baking cookies", "ctx_a": a, "ctx_b": b, "ctx": (a + " " + b).strip(),
-            "endings": endings, "label": str(i % 4)}
+    return {"ctx": phrase(words, random.choice([3, 10, 30, 80])), "endings": endings, "label": str(i % 4)}
 
 
 def write_data(folder):
@@ -158,39 +153,25 @@ def compare_with_transformers(folder, model, tokenizer, compare):
                  llmc_accuracy(model, tokenizer, read_lines(folder / "hellaswag.jsonl")))
 
 
-def lm_eval_results(folder):
+def compare_with_lm_eval(folder, compare):
     import lm_eval
     import lm_eval.tasks
-    base, tasks = pathlib.Path(lm_eval.__file__).parent / "tasks", folder / "tasks"
+    tasks = folder / "tasks"
     tasks.mkdir(exist_ok=True)
-    (tasks / "hellaswag_utils.py").write_text((base / "hellaswag/utils.py").read_text())
-    bodies = {
-        "hellaswag": "output_type: multiple_choice\nprocess_docs: !function hellaswag_utils.process_docs\n"
-                     "doc_to_text: '{{query}}'\ndoc_to_target: '{{gold}}'\ndoc_to_choice: choices\n"
-                     "metric_list:\n  - metric: acc\n  - metric: acc_norm\n",
-        "documents": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
-                     "metric_list:\n  - metric: bits_per_byte\n",
-    }
-    for name, body in bodies.items():
-        (tasks / f"{name}.yaml").write_text(
-            f"task: check_{name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / name}.jsonl\n"
-            "test_split: test\n" + body)
+    (tasks / "documents.yaml").write_text(
+        "task: check_documents\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+        f"    test: {folder}/documents.jsonl\ntest_split: test\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+        "metric_list:\n  - metric: bits_per_byte\n")
     start = json.loads((folder / "config.json").read_text())["bos_token_id"]
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model="hf", batch_size=4,
         model_args={"pretrained": str(folder), "dtype": "float32", "device": "cpu", "prefix_token_id": start},
-        tasks=[f"check_{name}" for name in bodies], bootstrap_iters=0,
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False))
-    return {name: {metric.split(",")[0]: value for metric, value in found["results"][f"check_{name}"].items()}
-            for name in bodies}
-
-
-def compare_with_lm_eval(folder, compare):
-    for name, results in lm_eval_results(folder).items():
-        found = ours(folder, "--eval", folder / f"{name}.jsonl")
-        for metric in ("acc", "acc_norm", "bits_per_byte"):
-            if metric in results:
-                compare.line(f"lm-eval {name} {metric}", found[metric], results[metric])
+        tasks=["check_documents"], bootstrap_iters=0,
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False))["results"]
+    expected = {metric.split(",")[0]: value for metric, value in results["check_documents"].items()}["bits_per_byte"]
+    found = ours(folder, "--eval", folder / "documents.jsonl")["bits_per_byte"]
+    compare.line("lm-eval documents bits_per_byte", found, expected)
 
 
 def main():

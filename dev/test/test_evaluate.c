@@ -64,7 +64,7 @@ static void check_text(int length, int B, int T, bool in_parts) {
     TextScore s;
     for (int i = 0; i < length; i++) { ids[i] = 'a' + i * 7 % 26; }
     fake_open(&m, B, T, single);
-    score_text_open(&s, &m.eval, false);
+    score_text_open(&s, &m.eval);
     for (int document = 0; document < 2; document++) {
         score_text_begin(&s, '\n');
         for (int i = 0, n; i < length; i += n) {
@@ -144,7 +144,7 @@ static void test_examples_in_batches(void **state) {
                 dp.rank = rank;
                 dp.size = ranks;
                 m.groups.dp = &dp;
-                double *sums = score_hellaswag_rows(&m.eval, &set, false);
+                double *sums = score_hellaswag_rows(&m.eval, &set);
                 for (int r = 0; r < set.num_rows; r++) {
                     if (sums[r] == 0) { continue; }
                     times[r]++;

@@ -1,6 +1,5 @@
 /*
-HellaSwag: rows of tokens from llm.c's .bin and from the published .jsonl, damaged files, the choice of an ending, and
-the texts of lm-evaluation-harness.
+HellaSwag: rows of tokens from llm.c's .bin and from the published .jsonl, damaged files, the choice of an ending.
 */
 #include "testing.h"
 #include "llmc/data/hellaswag.h"
@@ -169,23 +168,13 @@ TEST(test_damaged_bin) {
 // ---- the choice of an ending
 
 TEST(test_losses) {
-    static const int characters[4] = {1, 9, 9, 12};
     HellaSwag set = open_three(8);  // example 0 is true at 3; its endings have 1 token each
-    for (int i = 0; i < 4; i++) {
-        set.rows[i].scored = (const int[]){3, 1, 2, 4}[i];
-        set.rows[i].num_characters = characters[i];
-    }
-    // by sum 1 is lowest; by token 3: 1, 1.5, 1.25, 0.9; by character 1: 3, 0.17, 0.28, 0.3
-    double sums[12] = {3, 1.5, 2.5, 3.6};
-    assert_false(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_SUM));
-    assert_true(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_MEAN));
-    assert_false(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_PER_CHARACTER));
+    for (int i = 0; i < 4; i++) { set.rows[i].scored = (const int[]){3, 1, 2, 4}[i]; }
+    double sums[12] = {3, 1.5, 2.5, 3.6};  // per token 1, 1.5, 1.25, 0.9
+    assert_true(hellaswag_chooses_true(&set, 0, sums));
     sums[3] = 4.1;  // per token 1.025: now ending 0
-    assert_false(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_MEAN));
-    sums[3] = 1.2;  // per character 0.1
-    assert_true(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_PER_CHARACTER));
-    set.rows[3].num_characters = 0;  // an empty ending is never the lowest
-    assert_false(hellaswag_chooses_true(&set, 0, sums, HELLASWAG_PER_CHARACTER));
+    assert_false(hellaswag_chooses_true(&set, 0, sums));
+    for (int r = 0; r < 12; r++) { set.rows[r].scored = 1; }
     // the first of equal losses; NaN is never the lowest. Examples 0, 1 and 2 are true at 3, 0 and 2
     static const double equal[4] = {7, 7, 8, 8}, none[4] = {NAN, NAN, NAN, NAN}, last[4] = {NAN, NAN, NAN, 7};
     for (int e = 0; e < 3; e++) {
@@ -194,17 +183,17 @@ TEST(test_losses) {
         memcpy(&all[0][4 * e], equal, sizeof equal);
         memcpy(&all[1][4 * e], none, sizeof none);
         memcpy(&all[2][4 * e], last, sizeof last);
-        assert_int_equal(hellaswag_chooses_true(&set, e, all[0], HELLASWAG_SUM), e == 1);
-        assert_false(hellaswag_chooses_true(&set, e, all[1], HELLASWAG_SUM));
-        assert_int_equal(hellaswag_chooses_true(&set, e, all[2], HELLASWAG_SUM), e == 0);
+        assert_int_equal(hellaswag_chooses_true(&set, e, all[0]), e == 1);
+        assert_false(hellaswag_chooses_true(&set, e, all[1]));
+        assert_int_equal(hellaswag_chooses_true(&set, e, all[2]), e == 0);
     }
     hellaswag_close(&set);
 }
 
 // ---- the published .jsonl
 
-static HellaSwag read_lines(const char *lines, const Tokenizer *t, HellaSwagForm form, int T) {
-    return hellaswag_read_json("--eval", write_file("lines.jsonl", lines, strlen(lines)), form, t, T);
+static HellaSwag read_lines(const char *lines, const Tokenizer *t, int T) {
+    return hellaswag_read_json("--eval", write_file("lines.jsonl", lines, strlen(lines)), t, T);
 }
 
 // row r is the tokens of `context`, then those of `ending`
@@ -220,17 +209,14 @@ static void assert_texts(const HellaSwag *set, const Tokenizer *t, int r, const 
 }
 
 static const char LINES[] =
-    "{\"ind\": 24, \"activity_label\": \"Roof\", \"ctx_a\": \"[header] How to [title] Climb  up.\", \"ctx_b\": "
-    "\"\\u00e9lan McDonald\", \"ctx\": \"A man is on a roof. he\", \"label\": 3, \"endings\": [\"is using wrap.\", "
+    "{\"ind\": 24, \"ctx\": \"A man is on a roof. he\", \"label\": 3, \"endings\": [\"is using wrap.\", "
     "\" a [b] c[d\", \"x [title] y  z\", \"\\u4f60\"]}\n\n"
-    "{\"activity_label\": \"\", \"ctx_a\": \"Cafe [x]\", \"ctx_b\": \"\", \"ctx\": \"42  \", \"label\": \"0\", "
-    "\"endings\": [\"\", \"b\", \"c\", \"d\"]}\r\n"
-    "{\"activity_label\": \"\", \"ctx_a\": \"\", \"ctx_b\": \"\", \"ctx\": \"\", \"label\": 1, \"endings\": [\"a\", "
-    "\"b\", \"c\", \"d\"]}";
+    "{\"ctx\": \"42  \", \"label\": \"0\", \"endings\": [\"\", \"b\", \"c\", \"d\"]}\r\n"
+    "{\"ctx\": \"\", \"label\": 1, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}";
 
 TEST(test_json) {
     Tokenizer t = tokenizer_load("dev/test/golden/gpt2_2500.bpe");
-    HellaSwag set = read_lines(LINES, &t, HELLASWAG_LLMC, 100);
+    HellaSwag set = read_lines(LINES, &t, 100);
     assert_int_equal(hellaswag_examples(&set), 3);
     assert_texts(&set, &t, 0, "A man is on a roof. he", " is using wrap.");
     assert_texts(&set, &t, 1, "A man is on a roof. he", "  a [b] c[d");
@@ -243,53 +229,22 @@ TEST(test_json) {
     free(b);
     hellaswag_close(&set);
 
-    set = read_lines(LINES, &t, HELLASWAG_LM_EVAL, 100);
-    assert_texts(&set, &t, 0, "Roof: How to. Climb up. \u00c9lan mcdonald", " is using wrap.");
-    assert_texts(&set, &t, 1, "Roof: How to. Climb up. \u00c9lan mcdonald", " a c[d");
-    assert_texts(&set, &t, 2, "Roof: How to. Climb up. \u00c9lan mcdonald", " x. y z");
-    assert_texts(&set, &t, 5, ": Cafe", "  b");  // the space of the context moves to the ending
-    assert_true(set.rows[1].num_characters == 5);
-    assert_true(set.rows[3].num_characters == 1);  // code points
-    assert_true(set.rows[4].num_characters == 0);
-    hellaswag_close(&set);
     tokenizer_free(&t);
 
     t = tokenizer_bytes();
-    set = read_lines(LINES, &t, HELLASWAG_LLMC, 20);
+    set = read_lines(LINES, &t, 20);
     assert_int_equal(set.num_cut, 1);
     assert_texts(&set, &t, 0, "of. he", " is using wrap.");
     hellaswag_close(&set);
     tokenizer_free(&t);
 }
 
-TEST(test_clean) {
-    // these are lm-eval 0.4.13's
-    static const char *const texts[][2] = {
-        {" \n a  b   c \u00a0", "a b  c"}, {"x [title] [y] z", "x.  z"},          {"[a [title] b] c", " c"},
-        {"[a\nb] [c", "[a\nb] [c"},        {"[header] [step]  [substeps]", "  "}, {"\u2003", ""},
-    };
-    for (size_t i = 0; i < LEN(texts); i++) {
-        char *text = xstrdup(texts[i][0]);
-        hellaswag_clean(text);
-        assert_string_equal(text, texts[i][1]);
-        free(text);
-    }
-    static const char *const ctx_b[] = {"", "\u0130\u023A", "mC\xff\u00C9"};
-    static const char *const contexts[] = {"A: b", "A: b \u0130\u2C65", "A: b Mc\xff\u00E9"};
-    for (size_t i = 0; i < 3; i++) {
-        char *text = hellaswag_context("A", "b", ctx_b[i]);
-        assert_string_equal(text, contexts[i]);
-        free(text);
-    }
-}
-
 static void read_bad_lines(void *lines) {
     Tokenizer t = tokenizer_bytes();
-    read_lines((const char *)lines, &t, HELLASWAG_LLMC, 8);
+    read_lines((const char *)lines, &t, 8);
 }
 
 TEST(test_bad_lines) {
-    static const char parts[] = "\"activity_label\": \"\", \"ctx_a\": \"\", \"ctx_b\": \"\"";
     static const char *const bad[] = {
         "\"ctx\": \"a\", \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
         "\"ctx\": \"a\", \"label\": 4, \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
@@ -304,11 +259,11 @@ TEST(test_bad_lines) {
         "\"ctx\": \"a\", \"label\": 0, \"endings\": \"bcde\"",
         "\"ctx\": \"a\", \"label\": 0",
         "\"ctx\": 5, \"label\": 0, \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
-        "\"ctx\": \"a\", \"ctx_b\": 1, \"label\": 0, \"endings\": [\"b\", \"c\", \"d\", \"e\"]",
+        "\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\", \"c\", \"d\", \"e\", \"f\"]",
     };
     char lines[1024];
     for (size_t i = 0; i < LEN(bad); i++) {
-        snprintf(lines, sizeof lines, "\n{%s, %s}\n", bad[i], parts);
+        snprintf(lines, sizeof lines, "\n{%s}\n", bad[i]);
         assert_stops(EXIT_BAD_INPUT, "lines.jsonl line 2 is no example of HellaSwag, an object with \"ctx\"",
                      read_bad_lines, lines);
     }

@@ -444,7 +444,7 @@ TEST(test_broken_merges) {
         assert_refused(BROKEN_MERGES[i].words, BROKEN_MERGES[i].text, strlen(BROKEN_MERGES[i].text));
     }
     assert_refused("neither text nor", "a b\n\0 c\n", 7);
-    assert_stops(EXIT_BAD_INPUT, "could not open", load, (void *)temp_path("absent"));
+    assert_stops(EXIT_BAD_INPUT, "could not read", load, (void *)temp_path("absent"));
     assert_stops(EXIT_BAD_INPUT, "could not read", load, (void *)temp_dir());
     assert_stops(EXIT_BAD_INPUT, "larger than", load, (void *)"/dev/zero");
 }

@@ -1,7 +1,7 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
 defines: FILE_MODE, FOLDER_MODE, create_file, open_written, close_synced, PartFile, part_open, part_put, part_put_at,
-         part_close, part_discard, part_finish, read_exact, read_error
+         part_close, part_discard, part_finish, read_error, read_exact, read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.
@@ -120,4 +120,28 @@ static inline int read_exact(int fd, void *out, size_t bytes, uint64_t offset) {
         if (got < 0 && errno != EINTR) { return errno; }
     }
     return 0;
+}
+
+// The whole file or pipe and a NUL, which *bytes does not count; the caller frees it. NULL and errno: it cannot be
+// read, or is longer than `max` bytes (EFBIG).
+static inline char *read_whole_file(const char *path, size_t max, size_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    if (!file) { return NULL; }
+    size_t room = 65536, got;
+    char *data = (char *)xmalloc(room + 1);
+    *bytes = 0;
+    while (*bytes <= max && (got = fread(data + *bytes, 1, room - *bytes, file)) > 0) {
+        *bytes += got;
+        if (*bytes < room) { continue; }
+        room *= 2;
+        data = (char *)xrealloc(data, room + 1);
+    }
+    int error = *bytes > max ? EFBIG : ferror(file) ? errno : 0;
+    data[*bytes] = 0;
+    fclose(file);
+    if (!error) { return data; }
+    free(data);
+    *bytes = 0;
+    errno = error;
+    return NULL;
 }

@@ -20,23 +20,12 @@ static inline int write_json(const char *path, const cJSON *json) {
 
 enum { JSON_MAX_FILE = 256 << 20 };  // bytes; a tokenizer.json has a few MB
 
-// The text of a whole file and a NUL, which the caller frees. NULL: the file cannot be read, is longer than
-// JSON_MAX_FILE, or holds a NUL, where cJSON would take the text for ended.
+// The text of a file of at most JSON_MAX_FILE bytes; the caller frees it. NULL: it cannot be read, or holds a NUL, at
+// which cJSON would stop.
 static inline char *read_text_file(const char *path) {
-    FILE *file = fopen(path, "r");
-    if (!file) { return NULL; }
-    size_t length = 0, capacity = 65536, got;
-    char *text = (char *)xmalloc(capacity + 1);
-    while (length <= JSON_MAX_FILE && (got = fread(text + length, 1, capacity - length, file)) > 0) {
-        length += got;
-        if (length < capacity) { continue; }
-        capacity *= 2;
-        text = (char *)xrealloc(text, capacity + 1);
-    }
-    text[length] = 0;
-    bool whole = !ferror(file) && length <= JSON_MAX_FILE && strlen(text) == length;
-    fclose(file);
-    if (whole) { return text; }
+    size_t bytes;
+    char *text = read_whole_file(path, JSON_MAX_FILE, &bytes);
+    if (!text || strlen(text) == bytes) { return text; }
     free(text);
     return NULL;
 }

@@ -1,34 +1,28 @@
 /*
-HellaSwag: a context and four endings, one of them true. A model chooses the ending of the lowest loss.
-defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_read_json,
-         hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
+HellaSwag: a context and four endings, one of them true. As in llm.c, a model chooses the ending whose tokens have the
+lowest mean loss.
+defines: HellaSwag, hellaswag_open, hellaswag_read_bin, hellaswag_read_json, hellaswag_is_json, hellaswag_examples,
+         hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
 
 Row         the tokens of the context, then those of one ending; example e has the rows 4e to 4e + 3. The tokens of the
             ending are scored, each given the tokens before it. A context without tokens is end-of-text.
-Length      at most T + 1 tokens, since T inputs predict T tokens. A longer context is cut at the left.
+Length      at most T + 1 tokens, since T inputs predict T tokens. A longer context is truncated on the left.
 .jsonl      the published file. A line is an object with "ctx", four strings in "endings", and the true one's index in
-            "label". llm.c encodes the context, and a space with the ending. lm-eval cleans the texts first
-            (hellaswag_text.h), and moves white space at the end of the context to the ending.
+            "label". The context is encoded, and a space with the ending.
 .bin        llm.c's eval format, little-endian. A header of 256 int32: magic 20240522, version 1, number of examples,
             bytes of the longest one, 0... Then the examples, of uint16: 65535, bytes of the example, its index, the
             label, the number of endings, and five lists (context and endings), each a count and that many token ids.
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/data/corpus.h"
-#include "llmc/data/hellaswag_text.h"
 #include <math.h>
 
-enum { HELLASWAG_ENDINGS = 4, HELLASWAG_HEADER_INTS = 256 };
-typedef enum { HELLASWAG_LLMC, HELLASWAG_LM_EVAL } HellaSwagForm;
-
-// the loss of an ending, from its tokens: their sum (lm-eval's acc), the sum over the number of characters (lm-eval's
-// acc_norm), or the mean (llm.c's)
-typedef enum { HELLASWAG_SUM, HELLASWAG_PER_CHARACTER, HELLASWAG_MEAN } HellaSwagLoss;
+enum { HELLASWAG_ENDINGS = 4, HELLASWAG_HEADER_INTS = 256, HELLASWAG_MAX_BIN = 256 << 20 };
 
 typedef struct {
-    size_t start;           // of the row in HellaSwag.tokens
-    int length, scored;     // tokens: all of them, and those of the ending
-    double num_characters;  // code points of the ending; 0 in a .bin file
+    size_t start;        // of the row in HellaSwag.tokens
+    int length, scored;  // tokens: all of them, and those of the ending
     bool is_true;
 } HellaSwagRow;
 
@@ -39,10 +33,10 @@ typedef struct {
     size_t num_tokens, max_tokens;
     HellaSwagRow *rows;
     int num_rows, max_rows;
-    int num_cut;  // examples with a context that was cut
+    int num_cut;  // examples with a truncated context
 } HellaSwag;
 
-// no examples yet, for contexts of T tokens. flag: that named the file, for messages. Close with hellaswag_close.
+// No examples yet, for contexts of T tokens. flag: named the file, for messages. Close with hellaswag_close.
 static inline HellaSwag hellaswag_open(const char *flag, const char *path, int T) {
     HellaSwag set;
     memset(&set, 0, sizeof set);
@@ -60,10 +54,10 @@ static inline void hellaswag_close(HellaSwag *set) {
 
 static inline int hellaswag_examples(const HellaSwag *set) { return set->num_rows / HELLASWAG_ENDINGS; }
 
-// Adds a row: `context` tokens (>= 1), then `ending` tokens (>= 1). Returns whether the context was cut. Stops at an
-// ending of more than T tokens.
+// Adds a row: `context` tokens (>= 1), then `ending` tokens (>= 1). Returns true if it truncated the context. Stops at
+// an ending of more than T tokens.
 static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t context, size_t ending, bool is_true) {
-    size_t length = context + ending, most = (size_t)set->T + 1, cut = length > most ? length - most : 0;
+    size_t length = context + ending, max = (size_t)set->T + 1, cut = length > max ? length - max : 0;
     if (ending > (size_t)set->T) {
         input_error("%s: example %d of %s has an ending of %zu tokens, but the context is %d; give a larger -t, or a "
                     "model with more positions",
@@ -78,31 +72,28 @@ static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t cont
         set->max_tokens = 2 * set->max_tokens + length;
         set->tokens = (int *)xrealloc(set->tokens, set->max_tokens * sizeof *set->tokens);
     }
-    HellaSwagRow row = {set->num_tokens, (int)length, (int)ending, 0, is_true};
+    HellaSwagRow row = {set->num_tokens, (int)length, (int)ending, is_true};
     memcpy(set->tokens + set->num_tokens, ids + cut, length * sizeof *ids);
     set->num_tokens += length;
     set->rows[set->num_rows++] = row;
     return cut > 0;
 }
 
-// Whether the model chooses the true ending of example e, the first of equal ones. sums (num_rows): of the losses of
-// each row's scored tokens; NaN is never the lowest.
-static inline bool hellaswag_chooses_true(const HellaSwag *set, int e, const double *sums, HellaSwagLoss of) {
+// True if the model chooses the true ending of example e; ties go to the first ending. sums (num_rows): of the losses
+// of each row's scored tokens; NaN is never the lowest.
+static inline bool hellaswag_chooses_true(const HellaSwag *set, int e, const double *sums) {
     double lowest = INFINITY;
     bool is_true = false;
     for (int r = HELLASWAG_ENDINGS * e; r < HELLASWAG_ENDINGS * (e + 1); r++) {
-        const HellaSwagRow *row = &set->rows[r];
-        double count = of == HELLASWAG_MEAN ? row->scored : of == HELLASWAG_PER_CHARACTER ? row->num_characters : 1;
-        double loss = count > 0 ? sums[r] / count : INFINITY;
-        if (loss < lowest) {
-            lowest = loss;
-            is_true = row->is_true;
-        }
+        double loss = sums[r] / set->rows[r].scored;
+        if (!(loss < lowest)) { continue; }
+        lowest = loss;
+        is_true = set->rows[r].is_true;
     }
     return is_true;
 }
 
-// Prints a note after `before` if contexts were cut.
+// Prints a note after `before` if contexts were truncated.
 static inline void hellaswag_print_cut(const HellaSwag *set, const char *before) {
     if (set->num_cut == 0) { return; }
     printf("%s%d of %d examples are longer than %d tokens: their contexts are cut at the left\n", before, set->num_cut,
@@ -111,42 +102,24 @@ static inline void hellaswag_print_cut(const HellaSwag *set, const char *before)
 
 // ---- llm.c's .bin
 
-// The file without its header, *bytes long; the caller frees it. *examples: their number by the header.
-static inline uint16_t *hellaswag_load_bin(const HellaSwag *set, size_t *bytes, int *examples) {
-    int32_t header[HELLASWAG_HEADER_INTS];
-    struct stat info;
-    FILE *file = fopen(set->path, "rb");
-    bool has_header = file && fstat(fileno(file), &info) == 0 && fread(header, sizeof header, 1, file) == 1;
-    if (!has_header || header[0] != HELLASWAG_MAGIC || header[1] != 1 || header[2] < 1) {
-        input_error("%s: %s has no header of llm.c's eval format (magic %d, version 1, number of examples); copy or "
-                    "make the file again",
-                    set->flag, set->path, HELLASWAG_MAGIC);
-    }
-    *examples = header[2];
-    *bytes = (size_t)info.st_size - sizeof header;
-    uint16_t *words = (uint16_t *)xmalloc(*bytes);
-    *bytes = fread(words, 1, *bytes, file);
-    fclose(file);
-    return words;
+__attribute__((noreturn)) static inline void hellaswag_refuse(const HellaSwag *set, const char *words) {
+    input_error("%s: example %d of %s %s; copy or make the file again", set->flag, hellaswag_examples(set), set->path,
+                words);
 }
 
-__attribute__((noreturn)) static inline void hellaswag_refuse(const HellaSwag *set, int e, const char *words) {
-    input_error("%s: example %d of %s %s; copy or make the file again", set->flag, e, set->path, words);
-}
-
-// Adds example e at `words`, of which the file has `left`. ids: room for an example. Returns the words of the example.
-static inline size_t hellaswag_add_words(HellaSwag *set, int e, const uint16_t *words, size_t left, int vocab_size,
-                                         int *ids) {
+// Adds the example at `words`, of which the file has `left`. ids: room for an example. Returns the example's words.
+static inline size_t hellaswag_add_words(HellaSwag *set, const uint16_t *words, size_t left, int vocab_size, int *ids) {
+    int e = hellaswag_examples(set);
     size_t at = 5, context = 0, size = left > at ? words[1] / sizeof *words : SIZE_MAX;
-    if (size > left) { hellaswag_refuse(set, e, "is cut short"); }
+    if (size > left) { hellaswag_refuse(set, "is cut short"); }
     bool has_size = words[0] == UINT16_MAX && words[1] % sizeof *words == 0 && words[2] == e;
     if (!has_size || words[3] >= HELLASWAG_ENDINGS || words[4] != HELLASWAG_ENDINGS) {
-        hellaswag_refuse(set, e, "does not begin with 65535, a size, its index, a label from 0 to 3, and 4 endings");
+        hellaswag_refuse(set, "does not begin with 65535, a size, its index, a label from 0 to 3, and 4 endings");
     }
     bool cut = false;
     for (int list = 0; list <= HELLASWAG_ENDINGS; list++) {
         size_t count = at < size ? words[at++] : 0;
-        if (count == 0 || count > size - at) { hellaswag_refuse(set, e, "has an empty text, or one beyond its size"); }
+        if (count == 0 || count > size - at) { hellaswag_refuse(set, "has an empty text, or one beyond its size"); }
         for (size_t i = 0; i < count; i++) {
             ids[context + i] = words[at++];
             if (ids[context + i] < vocab_size) { continue; }
@@ -160,7 +133,7 @@ static inline size_t hellaswag_add_words(HellaSwag *set, int e, const uint16_t *
             cut |= hellaswag_add_row(set, ids, context, count, list - 1 == words[3]);
         }
     }
-    if (at != size) { hellaswag_refuse(set, e, "goes on after its last ending"); }
+    if (at != size) { hellaswag_refuse(set, "goes on after its last ending"); }
     set->num_cut += cut;
     return size;
 }
@@ -168,23 +141,31 @@ static inline size_t hellaswag_add_words(HellaSwag *set, int e, const uint16_t *
 // The examples of a .bin file. Stops at a damaged one.
 static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, int T, int vocab_size) {
     HellaSwag set = hellaswag_open(flag, path, T);
-    size_t bytes, at = 0;
-    int examples, *ids = (int *)xmalloc(UINT16_MAX * sizeof *ids);
-    uint16_t *words = hellaswag_load_bin(&set, &bytes, &examples);
-    for (int e = 0; e < examples; e++) {
-        at += hellaswag_add_words(&set, e, words + at, bytes / sizeof *words - at, vocab_size, ids);
+    size_t bytes = 0, at = HELLASWAG_HEADER_INTS * sizeof(int32_t) / sizeof(uint16_t);
+    char *file = read_whole_file(path, HELLASWAG_MAX_BIN, &bytes);
+    const int32_t *header = (const int32_t *)file;
+    if (bytes < HELLASWAG_HEADER_INTS * sizeof *header || header[0] != HELLASWAG_MAGIC || header[1] != 1 ||
+        header[2] < 1) {
+        input_error("%s: %s has no header of llm.c's eval format (magic %d, version 1, number of examples); copy or "
+                    "make the file again",
+                    flag, path, HELLASWAG_MAGIC);
+    }
+    const uint16_t *words = (const uint16_t *)file;
+    int examples = header[2], *ids = (int *)xmalloc(UINT16_MAX * sizeof *ids);
+    while (hellaswag_examples(&set) < examples) {
+        at += hellaswag_add_words(&set, words + at, bytes / sizeof *words - at, vocab_size, ids);
     }
     if (at * sizeof *words != bytes) {
         input_error("%s: %s goes on after its %d examples; copy or make the file again", flag, path, examples);
     }
-    free(words);
+    free(file);
     free(ids);
     return set;
 }
 
 // ---- the published .jsonl
 
-// Whether a file of JSON lines has endings to choose from in its first line. Quotes in a JSON string are escaped.
+// True if the first line of a file of JSON lines has endings to choose from. Quotes in a JSON string are escaped.
 static inline bool hellaswag_is_json(const char *path) {
     FILE *file = corpus_is_json(path) ? fopen(path, "rb") : NULL;
     char *line = NULL;
@@ -204,52 +185,41 @@ static inline int hellaswag_label(const cJSON *json) {
     return whole && label->valueint < HELLASWAG_ENDINGS ? label->valueint : -1;
 }
 
-// Adds the row of a context and " ending". Returns whether the context was cut.
+// Adds the row of a context and " ending". Returns true if it truncated the context.
 static inline bool hellaswag_encode(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
-                                    const char *context, const char *ending, HellaSwagForm form, bool is_true) {
+                                    const char *context, const char *ending, bool is_true) {
     size_t before = strlen(context), size = before + strlen(ending) + 2;
     char *text = (char *)xmalloc(size);
     int *ids = (int *)xmalloc(size * sizeof *ids);
     snprintf(text, size, "%s %s", context, ending);
-    if (form == HELLASWAG_LM_EVAL) { before = text_without_space(context, before); }
     size_t tokens = tokenizer_encode_with(tokenizer, encoder, text, before, ids);
     if (tokens == 0) { ids[tokens++] = tokenizer->end_of_text; }
     size_t more = tokenizer_encode_with(tokenizer, encoder, text + before, size - 1 - before, ids + tokens);
     bool cut = hellaswag_add_row(set, ids, tokens, more, is_true);
-    for (const char *c = ending; *c; c++) {
-        set->rows[set->num_rows - 1].num_characters += ((uint8_t)*c & 0xC0) != 0x80;
-    }
     free(text);
     free(ids);
     return cut;
 }
 
-// Adds the example of a line. Returns whether it is one.
+// Adds the example of a line. False: the line is none.
 static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
-                                      const cJSON *json, HellaSwagForm form) {
-    const char *names[] = {"ctx", "activity_label", "ctx_a", "ctx_b"}, *x[4];
+                                      const cJSON *json) {
+    const char *context = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "ctx"));
     const cJSON *endings = cJSON_GetObjectItemCaseSensitive(json, "endings"), *ending;
     int label = hellaswag_label(json), i = 0;
-    bool valid = label >= 0 && cJSON_IsArray(endings) && cJSON_GetArraySize(endings) == HELLASWAG_ENDINGS, cut = false;
-    for (int n = 0; n < 4; n++) {
-        x[n] = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, names[n]));
-        valid = valid && x[n];
-    }
-    cJSON_ArrayForEach(ending, endings) { valid = valid && cJSON_IsString(ending); }
-    if (!valid) { return false; }
-    char *context = form == HELLASWAG_LLMC ? xstrdup(x[0]) : hellaswag_context(x[1], x[2], x[3]);
+    bool cut = false;
+    if (!context || label < 0 || !cJSON_IsArray(endings)) { return false; }
+    cJSON_ArrayForEach(ending, endings) { i += cJSON_IsString(ending) ? 1 : HELLASWAG_ENDINGS + 1; }
+    if (i != HELLASWAG_ENDINGS) { return false; }
     cJSON_ArrayForEach(ending, endings) {
-        if (form == HELLASWAG_LM_EVAL) { hellaswag_clean(ending->valuestring); }
-        cut |= hellaswag_encode(set, tokenizer, encoder, context, ending->valuestring, form, i++ == label);
+        cut |= hellaswag_encode(set, tokenizer, encoder, context, ending->valuestring, label-- == 0);
     }
     set->num_cut += cut;
-    free(context);
     return true;
 }
 
 // The examples of a .jsonl file. Stops at a line that is none.
-static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, HellaSwagForm form,
-                                            const Tokenizer *tokenizer, int T) {
+static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, const Tokenizer *tokenizer, int T) {
     HellaSwag set = hellaswag_open(flag, path, T);
     TokenizerEncoder encoder;
     CorpusPiece piece;
@@ -257,10 +227,10 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     memset(&encoder, 0, sizeof encoder);
     while (corpus_next(&corpus, &piece)) {
         cJSON *json = corpus_object(piece.text, piece.bytes);
-        if (!hellaswag_add_json(&set, tokenizer, &encoder, json, form)) {
+        if (!hellaswag_add_json(&set, tokenizer, &encoder, json)) {
             corpus_refuse(&corpus, &piece,
-                          "is no example of HellaSwag, an object with \"ctx\", \"activity_label\", \"ctx_a\", "
-                          "\"ctx_b\", 4 strings in \"endings\" and the true one's index in \"label\"");
+                          "is no example of HellaSwag, an object with \"ctx\", 4 strings in \"endings\" and the true "
+                          "one's index in \"label\"");
         }
         cJSON_Delete(json);
     }

@@ -25,8 +25,9 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 */
 #pragma once
 #include "llmc/common/check.h"
-#include "llmc/common/hash.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
+#include "llmc/common/hash.h"
 #include "llmc/data/unicode_classes.h"
 #include <stdbool.h>
 
@@ -481,29 +482,6 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
     return t;
 }
 
-// the whole file and a NUL, which `bytes` does not count; the caller frees it
-static inline char *tokenizer_read_file(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "rb");
-    if (!file) { input_error("%s: could not open the tokenizer's file (%s); check the path", path, strerror(errno)); }
-    size_t room = 65536, got;
-    char *data = (char *)xmalloc(room + 1);
-    *bytes = 0;
-    while (*bytes <= TOKENIZER_MAX_FILE && (got = fread(data + *bytes, 1, room - *bytes, file)) > 0) {
-        *bytes += got;
-        if (*bytes < room) { continue; }
-        room *= 2;
-        data = (char *)xrealloc(data, room + 1);
-    }
-    if (ferror(file)) { input_error("%s: could not read the tokenizer's file (%s); check it", path, strerror(errno)); }
-    if (*bytes > TOKENIZER_MAX_FILE) {
-        input_error("%s: larger than %d bytes; expected GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin", path,
-                    TOKENIZER_MAX_FILE);
-    }
-    fclose(file);
-    data[*bytes] = 0;
-    return data;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The interface
 
@@ -519,7 +497,12 @@ static inline Tokenizer tokenizer_bytes(void) {
 // line or token that is malformed or cut short. Free with tokenizer_free.
 static inline Tokenizer tokenizer_load(const char *path) {
     size_t bytes;
-    char *data = tokenizer_read_file(path, &bytes);
+    char *data = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
+    if (!data && errno == EFBIG) {
+        input_error("%s: larger than %d bytes; expected GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin", path,
+                    TOKENIZER_MAX_FILE);
+    }
+    if (!data) { input_error("%s: could not read the tokenizer's file (%s); check the path", path, strerror(errno)); }
     int32_t magic = 0;
     memcpy(&magic, data, bytes < sizeof magic ? bytes : sizeof magic);
     int is_bin = magic == TOKENIZER_BIN_MAGIC;

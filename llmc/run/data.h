@@ -220,7 +220,7 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     if (!has_json && !has_bin) { return; }
     d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;
     if (has_json && tokenizer) {
-        d->hellaswag = hellaswag_read_json("-h 1", d->hellaswag_path, HELLASWAG_LLMC, tokenizer, a->T);
+        d->hellaswag = hellaswag_read_json("-h 1", d->hellaswag_path, tokenizer, a->T);
     } else {
         d->hellaswag = hellaswag_read_bin("-h 1", d->hellaswag_path, a->T, V);
     }

@@ -97,12 +97,9 @@ typedef struct {
     int T;                  // of the micro-batch: at least length - 1 of every row
     int *inputs, *targets;  // (rows,T), room for B*T
     real *losses;
-    bool shows_progress;  // on stderr, once a second
-    double started, shown;
-    uint64_t num_scored;
 } ScoreBatch;
 
-static inline ScoreBatch score_batch_open(const EvalModel *m, bool shows_progress) {
+static inline ScoreBatch score_batch_open(const EvalModel *m) {
     ScoreBatch b;
     memset(&b, 0, sizeof b);
     size_t positions = (size_t)m->B * (size_t)m->T;
@@ -112,13 +109,10 @@ static inline ScoreBatch score_batch_open(const EvalModel *m, bool shows_progres
     b.inputs = (int *)xmalloc(positions * sizeof *b.inputs);
     b.targets = (int *)xmalloc(positions * sizeof *b.targets);
     b.losses = (real *)xmalloc(positions * sizeof *b.losses);
-    b.shows_progress = shows_progress;
-    b.started = b.shown = now_seconds();
     return b;
 }
 
 static inline void score_batch_close(ScoreBatch *b) {
-    if (b->shows_progress) { fputs("\r\033[K", stderr); }
     free(b->ids);
     free(b->rows);
     free(b->inputs);
@@ -147,15 +141,6 @@ static inline void score_batch_add(ScoreBatch *b, const int *ids, int length, in
     memcpy(b->ids + b->num_ids, ids, (size_t)length * sizeof *ids);
     b->num_ids += (size_t)length;
     b->rows[b->num_rows++] = row;
-    b->num_scored += (uint64_t)scored;
-}
-
-static inline void score_batch_progress(ScoreBatch *b) {
-    double now = now_seconds();
-    if (!b->shows_progress || now - b->shown < 1) { return; }
-    b->shown = now;
-    fprintf(stderr, "\r\033[K%" PRIu64 " tokens scored, %.0f tok/s", b->num_scored,
-            (double)b->num_scored / (now - b->started));
 }
 
 // Scores the rows that were added, and removes them. Without rows it makes a forward all the same, for -z 3. With -tp
@@ -181,7 +166,6 @@ static inline void score_batch_run(ScoreBatch *b) {
     }
     b->num_rows = b->T = 0;
     b->num_ids = 0;
-    score_batch_progress(b);
 }
 
 // ---- HellaSwag
@@ -194,7 +178,7 @@ static inline int compare_lengths(const void *a, const void *b) {
 
 // The sums of the losses of each row's scored tokens (num_rows), which the caller frees. Data-parallel ranks take the
 // examples in turn, and have 0 for those of others. A signal leaves the rest unscored.
-static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *set, bool shows_progress) {
+static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *set) {
     double *sums = (double *)xcalloc((size_t)set->num_rows, sizeof *sums);
     const HellaSwagRow **order = (const HellaSwagRow **)xmalloc((size_t)set->num_rows * sizeof *order);
     int count = 0, done = 0;
@@ -202,7 +186,7 @@ static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *
         if (r / HELLASWAG_ENDINGS % m->groups->dp->size == m->groups->dp->rank) { order[count++] = &set->rows[r]; }
     }
     qsort(order, (size_t)count, sizeof *order, compare_lengths);
-    ScoreBatch batch = score_batch_open(m, shows_progress);
+    ScoreBatch batch = score_batch_open(m);
     while (comm_max(count - done, m->groups->world) > 0 && !agreed_signal(m->groups->world)) {
         for (; done < count && score_batch_fits(&batch, order[done]->length); done++) {
             const HellaSwagRow *row = order[done];
@@ -215,22 +199,14 @@ static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *
     return sums;
 }
 
-// The share of the examples whose true ending has the lowest loss. sums: of score_hellaswag_rows
-static inline double hellaswag_accuracy(const EvalModel *m, const HellaSwag *set, const double *sums,
-                                        HellaSwagLoss of) {
-    double correct = 0;
+// The share of the examples whose true ending has the lowest mean loss, over all data-parallel ranks.
+static inline double score_hellaswag(const EvalModel *m, const HellaSwag *set) {
+    double correct = 0, *sums = score_hellaswag_rows(m, set);
     for (int e = m->groups->dp->rank; e < hellaswag_examples(set); e += m->groups->dp->size) {
-        correct += hellaswag_chooses_true(set, e, sums, of);
+        correct += hellaswag_chooses_true(set, e, sums);
     }
-    return m->sum(m->model, correct) / hellaswag_examples(set);
-}
-
-// the accuracy in llm.c's scoring
-static inline double score_hellaswag(const EvalModel *m, const HellaSwag *set, bool shows_progress) {
-    double *sums = score_hellaswag_rows(m, set, shows_progress),
-           accuracy = hellaswag_accuracy(m, set, sums, HELLASWAG_MEAN);
     free(sums);
-    return accuracy;
+    return m->sum(m->model, correct) / hellaswag_examples(set);
 }
 
 // ---- the losses of texts
@@ -244,9 +220,9 @@ typedef struct {
 } TextScore;
 
 // *s must not move until score_text_close.
-static inline void score_text_open(TextScore *s, const EvalModel *m, bool shows_progress) {
+static inline void score_text_open(TextScore *s, const EvalModel *m) {
     memset(s, 0, sizeof *s);
-    s->batch = score_batch_open(m, shows_progress);
+    s->batch = score_batch_open(m);
     s->window = (int *)xmalloc(2 * (size_t)m->T * sizeof *s->window);
 }
 
@@ -290,7 +266,7 @@ typedef struct {
     const TrainArgs *args;
     bool has_tokenizer;
     Tokenizer tokenizer;
-    HellaSwag hellaswag, as_lm_eval;  // the second of JSON lines only
+    HellaSwag hellaswag;
     TokenFiles shards;
     Corpus text;
 } EvalFile;
@@ -310,8 +286,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
         input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", a->eval, c->vocab_size,
                     tokenizer_advice(c->vocab_size));
     } else if (hellaswag_is_json(a->eval)) {
-        f->hellaswag = hellaswag_read_json("--eval", a->eval, HELLASWAG_LLMC, &f->tokenizer, a->T);
-        f->as_lm_eval = hellaswag_read_json("--eval", a->eval, HELLASWAG_LM_EVAL, &f->tokenizer, a->T);
+        f->hellaswag = hellaswag_read_json("--eval", a->eval, &f->tokenizer, a->T);
     } else {
         f->text = corpus_open("--eval", a->eval, a->field);
     }
@@ -322,7 +297,6 @@ static inline void eval_close(EvalFile *f) {
     if (f->shards.files) { token_files_close(&f->shards); }
     if (f->text.files) { corpus_close(&f->text); }
     hellaswag_close(&f->hellaswag);
-    hellaswag_close(&f->as_lm_eval);
 }
 
 static inline void eval_print(const char *name, double value) { printf("%-16s %.6f\n", name, value); }
@@ -395,28 +369,16 @@ static inline void eval_shards(TextScore *s, const EvalFile *f) {
     free(ids);
 }
 
-static inline void eval_hellaswag(const EvalFile *f, const EvalModel *m, bool shows_progress) {
-    eval_print_count("examples", (uint64_t)hellaswag_examples(&f->hellaswag));
-    if (f->as_lm_eval.num_rows > 0) {
-        double *sums = score_hellaswag_rows(m, &f->as_lm_eval, shows_progress);
-        eval_print("acc", hellaswag_accuracy(m, &f->as_lm_eval, sums, HELLASWAG_SUM));
-        eval_print("acc_norm", hellaswag_accuracy(m, &f->as_lm_eval, sums, HELLASWAG_PER_CHARACTER));
-        free(sums);
-    }
-    eval_print("acc_llmc", score_hellaswag(m, &f->hellaswag, shows_progress));
-    bool more_cut = f->as_lm_eval.num_cut > f->hellaswag.num_cut;
-    hellaswag_print_cut(more_cut ? &f->as_lm_eval : &f->hellaswag, "note             ");
-}
-
 // Scores the file and prints the result: a line for each name and value.
 static inline void eval_run(EvalFile *f, const EvalModel *m) {
-    bool shows_progress = isatty(STDERR_FILENO);
     if (f->hellaswag.num_rows > 0) {
-        eval_hellaswag(f, m, shows_progress);
+        eval_print_count("examples", (uint64_t)hellaswag_examples(&f->hellaswag));
+        eval_print("acc_llmc", score_hellaswag(m, &f->hellaswag));
+        hellaswag_print_cut(&f->hellaswag, "note             ");
         return;
     }
     TextScore s;
-    score_text_open(&s, m, shows_progress);
+    score_text_open(&s, m);
     if (f->shards.files) {
         eval_shards(&s, f);
     } else {
