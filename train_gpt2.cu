@@ -1214,7 +1214,7 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     const GPT2Config *c = &source.config;
     check_same_model(&source, run->groups.world);
     check_length(a, c);
-    check_rows(a, a->B * a->T, "a micro-batch");
+    check_rows(a);
     check_text_fits(&run->data, a, &source);
     if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
@@ -1382,7 +1382,6 @@ static void generate_text(const TrainArgs *a, Comm *host) {
 static void evaluate_file(TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     check_trained(&source, "--eval", a);
-    default_length(a, &source.config);
     check_length(a, &source.config);
     EvalFile file;
     eval_open(&file, a, &source.config);

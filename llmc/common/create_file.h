@@ -1,7 +1,7 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
-defines: FILE_MODE, FOLDER_MODE, create_file, open_written, close_synced, PartFile, part_open, part_put, part_put_at,
-         part_close, part_discard, part_finish, read_error, read_exact, read_whole_file
+defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_put,
+         part_put_at, part_close, part_discard, part_finish, read_error, read_exact, read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.
@@ -13,6 +13,13 @@ link too.
 #include <unistd.h>
 
 enum { FILE_MODE = 0644, FOLDER_MODE = 0755 };  // less the umask
+
+// folder = the folder that holds a file or folder; "." and "/" hold themselves
+static inline void folder_of(char *folder, const char *path) {
+    const char *slash = strrchr(path, '/');
+    int length = slash && slash > path ? (int)(slash - path) : 1;
+    format_path(folder, "%.*s", length, slash ? path : ".");
+}
 
 // fopen for writing with the flags of open and FILE_MODE
 static inline FILE *open_written(const char *path, int flags, const char *mode) {

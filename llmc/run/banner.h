@@ -9,12 +9,10 @@ defines: print_model_lines, print_machine_lines, print_notes, print_plan, print_
 #include "llmc/run/data.h"
 #include "llmc/run/fit.h"
 
-// the examples of -i and -j, and their rows
 static inline void print_examples(const RunData *d, int T) {
     const ExampleRows *train = &d->train_rows;
-    const int cut = d->examples.num_cut + d->val_examples.num_cut;
-    const int left_out = d->examples.num_left_out + d->val_examples.num_left_out;
-    const int count = train->first[train->num_rows];
+    int cut = d->examples.num_cut + d->val_examples.num_cut, count = train->first[train->num_rows];
+    int left_out = d->examples.num_left_out + d->val_examples.num_left_out;
     double tokens = 0;
     for (int i = 0; i < count; i++) { tokens += example_length(&d->examples, train->members[i]); }
     printf("examples  %d in %d sequences of %d tokens, %.0f %% full, %" PRIu64
@@ -25,7 +23,6 @@ static inline void print_examples(const RunData *d, int T) {
     if (left_out) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, left_out); }
 }
 
-// the model's size, its memory and its data
 static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const Plan *plan, const RunData *data,
                                      long long max_steps) {
     printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
@@ -43,7 +40,6 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
 }
 
-// the tensors in host memory, or the note that a CPU ignores --offload
 static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
     const char *const tensors[] = {"optimizer state", ", gradients", ", weights", ", inputs of blocks"};
     print_offload_note(stdout, a, o->backend);
@@ -53,7 +49,7 @@ static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const 
     printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
 }
 
-// the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
+// gpu_note: why a CUDA build runs on the CPU, or ""
 static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
                                        const Comm *world, const char *gpu_note) {
     char machine[256];
@@ -80,17 +76,17 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
-// note: a new model of a shape has more tokens than the data
+// Notes that a new model of a shape has more tokens than the data.
 static inline void print_vocabulary_note(const TrainArgs *a, const GPT2Config *c, const RunData *data) {
     GPT2Config shape;
-    bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", data->files.vocab_size, a->T);
-    if (!is_shape || data->has_examples || c->vocab_size <= data->files.vocab_size) { return; }
+    int V = data->files.vocab_size;
+    bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
+    if (!is_shape || data->has_examples || c->vocab_size <= V) { return; }
     printf("note      -i%s has %d of the model's %d tokens; a shape such as -e l6h6c384 has the data's\n",
-           data_are_bytes(data) ? ", read as bytes," : "", data->files.vocab_size, c->vocab_size);
+           data_are_bytes(data) ? ", read as bytes," : "", V, c->vocab_size);
 }
 
-// notes: data of a smaller vocabulary, defaults taken, a run that saves nothing, flags without an effect; the step of a
-// resumed run
+// Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
     const struct {
         bool shown;
@@ -113,7 +109,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
     }
     if (step > 0) { printf("resumed   at step %lld\n", step); }
     if (a->resume && step == 0) {
-        printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl begin anew\n", a->run_dir);
+        printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl start over\n", a->run_dir);
     }
     fflush(stdout);
 }
@@ -123,7 +119,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
 #define TRAIN_GPT2_VERSION "1.0.0"  // as in CITATION.cff and CHANGELOG.md
 
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
-// trains; the plan of each rank, and the bytes that it sends for one update
+// trains; then each rank's plan, and the bytes that it sends per update
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
     cJSON *json = cJSON_CreateObject();
     if (options.training) {
@@ -160,7 +156,7 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
     plan_free(&plan);
 }
 
-// The options to plan for. Without a GPU on this machine, -r auto plans -r 0 for a GPU.
+// The options to plan for. -r auto needs the memory of a GPU; without one here, the plan is for -r 0.
 static inline ModelOptions planned_options(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend,
                                            Comm *host) {
     char chosen[FLAG_TEXT];
@@ -190,13 +186,12 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, vocab_size);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
-    default_length(a, c);
     if (!a->generate) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     bool json = strcmp(a->plan, "json") == 0;
     print_offload_note(json ? stderr : stdout, a, backend);
     ModelOptions options = planned_options(json ? stderr : stdout, a, c, backend, host);
-    if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
+    if (!a->generate) { check_rows(a); }
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;
     if (json) {
         print_plan_json(a, c, options, llmc);

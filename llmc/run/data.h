@@ -1,8 +1,9 @@
 /*
-The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data_find_tokenizer, data_open_loaders,
-         data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits, data_state_add, data_state_check,
-         data_state_seek
+The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
+state.json.
+defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
+         data_find_tokenizer, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, data_state_add,
+         data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/data/dataloader.h"
@@ -14,13 +15,13 @@ defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data
 #define HELLASWAG_BIN "dev/data/hellaswag/hellaswag_val.bin"
 
 typedef struct {
-    TokenFiles files, train_files, val_files;
-    bool by_default;       // -i was not given: llm.c's default files
-    bool default_model;    // nor was -e: llm.c's default file
-    char fingerprint[17];  // hash of train_files' contents, and of the tokenizer of examples; independent of paths
+    TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
+    bool by_default;                           // -i was not given: llm.c's default files
+    bool default_model;                        // nor was -e: llm.c's default file
+    char fingerprint[17];  // hash of train_files' contents and the tokenizer of examples; independent of paths
     cJSON *shards;         // shard_list of train_files; NULL without -o
     cJSON *val_shards;     // shard_list of val_files; NULL without -o or -j
-    bool has_examples;     // -i names .jsonl files: the fields below are used, and files is for the fingerprint
+    bool has_examples;     // -i names .jsonl files: the next two lines are used, and files only for the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;
@@ -46,15 +47,15 @@ static inline TokenFiles data_open_files(const char *flag, const char *pattern) 
     return files;
 }
 
-// whether -i is text that is read as bytes
+// True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// -gd auto is fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
+// Makes -gd auto fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
     if (examples && DT_FLOATX == DT_BF16 && a->gradients == 0) { a->gradients = 1; }
 }
 
-// The vocabulary of the files of -i. Of examples, it is that of the tokenizer that encodes them.
+// The vocabulary of the files of -i; for examples, that of the tokenizer that encodes them.
 static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     char path[PATH_LENGTH];
     if (!data_are_examples(files)) { return files->vocab_size; }
@@ -66,33 +67,38 @@ static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     return vocab_size;
 }
 
-#define LLMC_TRAIN_DATA "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
-#define LLMC_VAL_DATA "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
-
-// Without -i, sets -i and -j to llm.c's defaults if these files exist. Returns whether it did.
-static inline bool use_default_data(TrainArgs *a) {
-    if (a->train_data || access(LLMC_TRAIN_DATA, F_OK) != 0) { return false; }
-    if (!a->val_data && access(LLMC_VAL_DATA, F_OK) != 0) { return false; }
-    a->train_data = LLMC_TRAIN_DATA;
-    if (!a->val_data) { a->val_data = LLMC_VAL_DATA; }
-    return true;
+// Without -i, takes llm.c's default data and, without -e, llm.c's default model, if these files exist.
+static inline void use_defaults(RunData *d, TrainArgs *a) {
+    static const char train[] = "dev/data/tinyshakespeare/tiny_shakespeare_train.bin";
+    static const char val[] = "dev/data/tinyshakespeare/tiny_shakespeare_val.bin";
+    static const char model[] = "gpt2_124M_bf16.bin";  // in the current folder
+    d->by_default = !a->train_data && access(train, F_OK) == 0 && (a->val_data || access(val, F_OK) == 0);
+    d->default_model = d->by_default && !a->model && access(model, F_OK) == 0;
+    if (d->by_default) { a->train_data = train; }
+    if (d->by_default && !a->val_data) { a->val_data = val; }
+    if (d->default_model) { a->model = model; }
 }
 
-#define LLMC_MODEL "gpt2_124M_bf16.bin"  // in the current folder
-
-// Without -i and -e, sets -e to llm.c's default if the file exists. Returns whether it did.
-static inline bool use_default_model(TrainArgs *a, bool default_data) {
-    if (!default_data || a->model || access(LLMC_MODEL, F_OK) != 0) { return false; }
-    a->model = LLMC_MODEL;
-    return true;
+// Stops unless -i and -j are data of one kind.
+static inline void data_check_same_kind(const RunData *d, const TrainArgs *a) {
+    if (data_are_examples(&d->val_files) != d->has_examples) {
+        input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
+                    a->train_data, a->val_data);
+    }
+    if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
+        input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
+                    token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
+    }
+    if (!d->has_examples && d->train_files.vocab_size != d->val_files.vocab_size) {
+        input_error("-i %s has a vocabulary of %d tokens, but -j %s has %d; give shards of one tokenizer",
+                    a->train_data, d->train_files.vocab_size, a->val_data, d->val_files.vocab_size);
+    }
 }
 
-// Opens -i and -j. Without -i, see use_default_data and use_default_model. Without -j the last tenth of each file, or
-// of the examples, is validation data.
+// Opens -i and -j. Without -j the last tenth of each file, or of the examples, is validation data.
 static inline void data_open(RunData *d, TrainArgs *a) {
-    bool lost = a->resume && !a->train_data && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
-    d->by_default = !lost && use_default_data(a);
-    d->default_model = use_default_model(a, d->by_default);
+    bool resumes = a->resume && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
+    if (!resumes) { use_defaults(d, a); }
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
@@ -110,19 +116,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
         d->val_files = data_open_files("-j", a->val_data);
-        if (data_are_examples(&d->val_files) != d->has_examples) {
-            input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
-                        a->train_data, a->val_data);
-        }
-        if (d->has_examples) { d->val_files.vocab_size = d->files.vocab_size; }
-        if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
-            input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
-                        token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
-        }
-        if (d->train_files.vocab_size != d->val_files.vocab_size) {
-            input_error("-i %s has a vocabulary of %d tokens, but -j %s has %d; give shards of one tokenizer",
-                        a->train_data, d->train_files.vocab_size, a->val_data, d->val_files.vocab_size);
-        }
+        data_check_same_kind(d, a);
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
@@ -132,7 +126,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     d->val_shards = lists && a->val_data ? shard_list(&d->val_files) : NULL;
 }
 
-// Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
+// Stops if weights trained on tokens would read text as bytes, whose ids are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {
@@ -142,17 +136,8 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// Text that is read as bytes by a model of V tokens, not 256, has no tokenizer. Stops at a flag that needs one.
-static inline void data_check_no_tokenizer(const TrainArgs *a, int V) {
-    bool scores = a->hellaswag && access(HELLASWAG_JSON, R_OK) == 0 && access(HELLASWAG_BIN, R_OK) != 0;
-    if (!*a->prompt && !scores) { return; }
-    input_error("%s needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape of the data's "
-                "vocabulary such as -e l6h6c384, make token shards with --tokenize, or give %s",
-                *a->prompt ? "--prompt" : "-h 1", a->train_data, V, *a->prompt ? "--prompt ''" : "-h 0");
-}
-
-// *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as
-// bytes by a model of another vocabulary. Stops at a BPE --tokenizer for bytes.
+// *tokenizer = the tokenizer of the run's data. False if it is unknown, or if a model of another vocabulary reads text
+// as bytes.
 static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
     if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
     *tokenizer = given_tokenizer(a) ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
@@ -164,7 +149,12 @@ static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, c
     }
     if (vocab_size == BYTE_VOCABULARY) { return true; }
     tokenizer_free(tokenizer);
-    data_check_no_tokenizer(a, vocab_size);
+    bool scores = a->hellaswag && access(HELLASWAG_JSON, R_OK) == 0 && access(HELLASWAG_BIN, R_OK) != 0;
+    if (*a->prompt || scores) {
+        input_error("%s needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape of the "
+                    "data's vocabulary such as -e l6h6c384, make token shards with --tokenize, or give %s",
+                    *a->prompt ? "--prompt" : "-h 1", a->train_data, vocab_size, *a->prompt ? "--prompt ''" : "-h 0");
+    }
     return false;
 }
 
@@ -177,39 +167,40 @@ static inline void data_open_examples(RunData *d, const TrainArgs *a, const Toke
     uint64_t identity = hash_bytes(tokenizer_fingerprint(tokenizer), d->fingerprint, strlen(d->fingerprint));
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, identity);
     d->examples = examples_load("-i", a->train_data, tokenizer, a->T);
-    if (a->val_data) { d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T); }
     int count = d->examples.count, held_out = a->val_data ? 0 : count / 10;
-    if (held_out == 0 && a->val_every > 0 && !a->val_data) {
+    if (!a->val_data && held_out == 0 && a->val_every > 0) {
         input_error("-i %s holds %d examples, too few to hold out a tenth for validation; give -j, or -v 0",
                     a->train_data, count);
     }
     d->train_rows = example_rows_pack(&d->examples, 0, count - held_out);
-    if (a->val_data) { d->val_rows = example_rows_pack(&d->val_examples, 0, d->val_examples.count); }
-    if (held_out > 0) { d->val_rows = example_rows_pack(&d->examples, count - held_out, count); }
-}
-
-// V: the model's vocabulary; tokenizer: NULL if it is not known; dp: ranks that read different batches
-static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Tokenizer *tokenizer,
-                                     const Comm *dp) {
-    if (d->has_examples) {
-        data_open_examples(d, a, tokenizer);
-        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, false, (uint64_t)a->seed, dp->rank, dp->size);
-        if (a->val_every > 0) {
-            dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
-        }
-    } else {
-        token_files_check_ids(&d->train_files, V);
-        token_files_check_ids(&d->val_files, V);
-        dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
-        if (a->val_every > 0) {
-            dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
-        }
+    if (a->val_data) {
+        d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T);
+        d->val_rows = example_rows_pack(&d->val_examples, 0, d->val_examples.count);
+    } else if (held_out > 0) {
+        d->val_rows = example_rows_pack(&d->examples, count - held_out, count);
     }
 }
 
-// -h 1: reads HellaSwag for contexts of -t tokens. The published JSON lines are encoded with the tokenizer; without the
-// file or a tokenizer (NULL), llm.c's eval file is read. Without either file the run goes on without the score, as
-// llm.c's does.
+// V: the model's vocabulary; tokenizer: NULL if unknown; dp: the ranks that read different batches
+static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Tokenizer *tokenizer,
+                                     const Comm *dp) {
+    uint64_t seed = (uint64_t)a->seed;
+    if (d->has_examples) {
+        data_open_examples(d, a, tokenizer);
+        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, false, seed, dp->rank, dp->size);
+        if (a->val_every == 0) { return; }
+        dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
+    } else {
+        token_files_check_ids(&d->train_files, V);
+        token_files_check_ids(&d->val_files, V);
+        dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
+        if (a->val_every == 0) { return; }
+        dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+    }
+}
+
+// -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval
+// file. Without either file the run goes on without the score, as llm.c's does.
 static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer, int V) {
     if (!a->hellaswag) { return; }
     bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
@@ -243,8 +234,8 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
     token_files_close(&d->files);
 }
 
-// Updates in one epoch, at least 1: all tokens over the tokens of an update, as llm.c counts. The last update may take
-// its last sequences from the next epoch, since a file ends with less than a sequence.
+// Updates in one epoch, at least 1: tokens over the tokens of an update, as llm.c counts. A file ends with less than a
+// sequence, so the last update may take its last sequences from the next epoch.
 static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
     uint64_t tokens =
         d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_total(&d->train_files);
@@ -252,7 +243,7 @@ static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a)
     return steps > 0 ? steps : 1;
 }
 
-// ---- the data in state.json
+// ---- the data in state.json: the position, and the settings and files that give the position its tokens
 
 static inline void data_state_add(cJSON *state, const RunData *d, const TrainArgs *a) {
     cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&d->train_loader));
@@ -265,8 +256,15 @@ static inline void data_state_add(cJSON *state, const RunData *d, const TrainArg
     cJSON_AddBoolToObject(state, "validation_held_out", !a->val_data);
 }
 
+// True, and the difference in `text`, if a list of shards in state.json names other files. Older versions wrote none.
+static inline bool data_shards_differ(char text[256], const cJSON *state, const char *key, const cJSON *now) {
+    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(state, key);
+    return saved && now && shard_list_difference(text, 256, saved, now);
+}
+
 // Stops if a resumed run would read other data, or in another order. file: the path of state.json, for messages.
 static inline void data_state_check(const cJSON *state, const RunData *d, const TrainArgs *a, const char *file) {
+    char difference[256];
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
     int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);
     if (T != a->T || seed != a->seed) {
@@ -280,17 +278,13 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
         input_error("'%s' was trained with%s -j and this run has %s: the training data differs; %s", file,
                     held_out ? "out" : "", held_out ? "one" : "none", held_out ? "leave out -j" : "give the same -j");
     }
-    const cJSON *shards = cJSON_GetObjectItemCaseSensitive(state, "shards");
-    char difference[256];
-    if (shards && d->shards && shard_list_difference(difference, sizeof difference, shards, d->shards)) {
+    if (data_shards_differ(difference, state, "shards", d->shards)) {
         input_error("the run of '%s' was trained on other data than -i %s: %s; give the files it was trained on", file,
                     a->train_data, difference);
     }
-    const cJSON *val_shards = cJSON_GetObjectItemCaseSensitive(state, "validation_shards");
-    if (val_shards && d->val_shards &&
-        shard_list_difference(difference, sizeof difference, val_shards, d->val_shards)) {
+    if (data_shards_differ(difference, state, "validation_shards", d->val_shards)) {
         input_error("the run of '%s' was validated on other data than -j %s: %s; give the files it was validated on, "
-                    "or begin a new run from the checkpoint with -e and another -o",
+                    "or start a new run from the checkpoint with -e and another -o",
                     file, a->val_data, difference);
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));

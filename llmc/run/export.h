@@ -131,7 +131,7 @@ static inline PartFile export_open(const TrainArgs *a, FileKindId kind) {
 // Stops if -o is not on the disk. error: the errno of its last step.
 static inline void export_close(const TrainArgs *a, int error) {
     char folder[PATH_LENGTH];
-    folder_beside(folder, a->run_dir);
+    folder_of(folder, a->run_dir);
     if (!error) {
         error = sync_folder(folder);
         if (error == EACCES) { error = 0; }  // a folder may be writable and not readable

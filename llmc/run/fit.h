@@ -3,11 +3,10 @@ From flags to the options that a model is built with, and the flags with which i
 defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, print_offload_note, Rung, ladder, Fit,
          climb, can_fuse_gelu, choose_options, choose_what_fits, check_room, check_memory, note_pinning
 
-Flags that save memory form one ladder. Each rung adds a flag that costs speed or precision, cheapest first. The first
-rung whose plan fits wins:
-  -r auto                     climbs the levels of -r only, which change no bits
-  --fit                       climbs the whole ladder, but keeps the flags that the user gave
-  a run that does not fit     names the rung in its error
+One ladder lists the flags that save memory. We climb it until the plan fits:
+  -r auto     climbs only the levels of -r, which change no bits
+  --fit       climbs all of it, but keeps the flags that the user gave
+An error about too little memory climbs it too, and names the flags that would fit.
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
@@ -16,7 +15,7 @@ rung whose plan fits wins:
 
 // ---- from flags to the options of a model
 
-// -r -rk -rn for a model of L blocks. -r auto is level 0 until choose_options sets the level.
+// -r, -rk and -rn for a model of L blocks; -r auto is level 0 until choose_options climbs
 static inline Recompute recompute_of(const TrainArgs *a, int L) {
     Recompute r = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute, a->recompute_every > 0 ? a->recompute_every : 1,
                    a->recompute_layers, false};
@@ -24,16 +23,16 @@ static inline Recompute recompute_of(const TrainArgs *a, int L) {
     return r;
 }
 
-// -gd auto: accumulating micro-batches in bf16 would lose precision. From -z 2 on they are accumulated in shards, which
-// are fp32 whatever type is communicated.
+// -gd auto is fp32 if micro-batches are accumulated, because bf16 sums lose precision. From -z 2 on, the shards that
+// accumulate are fp32 in any case.
 static inline DType gradients_of(const TrainArgs *a) {
     bool accumulates = accumulation_steps(a) > 1 && a->zero < 2;
     const DType types[] = {accumulates ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
     return types[a->gradients];
 }
 
-// Neighbouring ranks of the world hold the slices of one model. Rank 3 of 4 at -tp 2 has dp_rank 1 and tp_rank 1. On a
-// CPU the device's memory is the host's, and --offload does nothing.
+// Neighbouring ranks form a tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1. --offload does
+// nothing on a CPU, where the model is in host memory already.
 static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {
@@ -47,12 +46,12 @@ static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, i
     return s;
 }
 
-// whether fp32 matmuls of this build can round their inputs to bf16: on a CPU with AVX512-BF16
+// True if fp32 matmuls of this build can round their inputs to bf16: on a CPU with AVX512-BF16.
 static inline bool takes_bf16_inputs(const Backend *backend) {
     return backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
 }
 
-// -f auto of a run: config.json gets the choice, so that a resumed run makes the same one. All ranks choose alike.
+// Resolves -f auto, the same way on all ranks. The choice goes to config.json, so that a resumed run keeps it.
 static inline void choose_matmul_inputs(TrainArgs *a, const Backend *backend, Comm *world) {
     if (a->matmul_precision != MATMUL_AUTO) { return; }
     a->matmul_precision = comm_max(!takes_bf16_inputs(backend), world) ? 1 : 2;
@@ -83,7 +82,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     return o;
 }
 
-// notes: --offload on a CPU, and below 3 without training
+// Notes where --offload has no effect: on a CPU, and below 3 without training.
 static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backend *backend) {
     bool trains = !a->generate && !a->eval;
     if (a->offload == 0) { return; }
@@ -98,46 +97,46 @@ static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backe
 // ---- the ladder
 
 typedef struct {
-    size_t field;  // of an int in TrainArgs
+    size_t field;  // offset of an int in TrainArgs
     int value;
     const char *flag;
 } Rung;
 
-// Flags that change no bits come first, then moments that are rounded, and last the host's memory, whose copies steps
-// may wait for.
+// Cheapest first: flags that change no bits, then rounded moments, then host memory, since a step may wait for its
+// copies. The comment is the cost.
 static const Rung ladder[] = {
-    {ARG(zero), 1, "-z 1"},            // sends as many bytes as -z 0
-    {ARG(recompute), 0, "-r 0"},       // recomputes nothing
-    {ARG(recompute), 1, "-r 1"},       // GELU: a pass over memory
-    {ARG(recompute), 2, "-r 2"},       // layernorms: two more
-    {ARG(recompute), 3, "-r 3"},       // 11 % more FLOPs of matmuls
-    {ARG(recompute), 4, "-r 4"},       // 22 %, and attention
-    {ARG(zero), 2, "-z 2"},            // sends gradients for each micro-batch
-    {ARG(zero), 3, "-z 3"},            // weights too, for each forward and backward
+    {ARG(zero), 1, "-z 1"},            // none: sends as many bytes as -z 0
+    {ARG(recompute), 0, "-r 0"},       // none
+    {ARG(recompute), 1, "-r 1"},       // GELU again: one pass over memory
+    {ARG(recompute), 2, "-r 2"},       // layernorms too: two more passes
+    {ARG(recompute), 3, "-r 3"},       // 11 % more matmul FLOPs
+    {ARG(recompute), 4, "-r 4"},       // 22 % more, and attention again
+    {ARG(zero), 2, "-z 2"},            // sends gradients after each micro-batch
+    {ARG(zero), 3, "-z 3"},            // gathers weights for each forward and backward
     {ARG(moments), 1, "-om bf16"},     // the loss is the same within the noise of seeds (doc/memory.md)
-    {ARG(moments), 2, "-om 8bit"},     // also
-    {ARG(offload), 1, "--offload 1"},  // copies the optimizer state once an update
-    {ARG(offload), 2, "--offload 2"},  // gradients for each micro-batch
-    {ARG(offload), 3, "--offload 3"},  // weights for each forward and backward
-    {ARG(offload), 4, "--offload 4"},  // inputs of blocks for each micro-batch
+    {ARG(moments), 2, "-om 8bit"},     // as for bf16
+    {ARG(offload), 1, "--offload 1"},  // copies the optimizer state once per update
+    {ARG(offload), 2, "--offload 2"},  // copies gradients for each micro-batch
+    {ARG(offload), 3, "--offload 3"},  // copies weights for each forward and backward
+    {ARG(offload), 4, "--offload 4"},  // copies block inputs for each micro-batch
 };
 enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
 
-// the given flags and those of a rung
+// flags, and the memory of their plan
 typedef struct {
     TrainArgs args;
     PlanBytes bytes;
     bool fits;
 } Fit;
 
-// the value of the rung's flag
+// the value that the rung's flag has in *a
 static inline int rung_flag(const TrainArgs *a, const Rung *rung) {
     int value;
     memcpy(&value, (const char *)a + rung->field, sizeof value);
     return value;
 }
 
-// True if *a is already at this rung of its flag or at a later one.
+// True if *a has the value of this rung, or of a later rung of the same flag.
 static inline bool is_past_rung(const TrainArgs *a, int rung) {
     for (int i = rung; i < NUM_RUNGS; i++) {
         if (ladder[i].field == ladder[rung].field && rung_flag(a, &ladder[i]) == ladder[i].value) { return true; }
@@ -165,9 +164,9 @@ static inline void fit_measure(Fit *fit, const GPT2Config *c, const Backend *bac
     fit->fits = fit->bytes.device <= room.device && fit->bytes.host <= room.host;
 }
 
-// The first of the rungs [from, end) that fits into `room`; if none does, the highest one. Rungs that save nothing are
-// left out: -z of one rank, --offload of a CPU. out: prints the rungs that do not fit, and keeps flags that the user
-// gave; or NULL.
+// Climbs the rungs [from, end) until the plan fits into `room`; returns the last rung if none fits. A rung that saves
+// nothing is skipped: -z on one rank, --offload on a CPU. out: prints each rung that does not fit, and keeps flags that
+// the user gave; NULL does neither.
 static inline Fit climb(FILE *out, const TrainArgs *given, int from, int end, const GPT2Config *c,
                         const Backend *backend, PlanBytes room) {
     Fit fit;
@@ -196,44 +195,45 @@ static inline Fit climb(FILE *out, const TrainArgs *given, int from, int end, co
 
 // ---- the memory of a rank
 
-// `room` bytes of device memory for each rank: the smallest number that any rank finds. ranks_here ranks of a machine
-// divide its host memory, and ranks that share a GPU the GPU's.
-static inline size_t least_room(size_t room, int ranks_here, const Backend *backend, Comm *world) {
-    const size_t most = (size_t)LLONG_MAX;
+// This machine's `room` bytes divided among the ranks that share it, ranks_here on a host or gpu_ranks on a GPU; the
+// minimum over all ranks.
+static inline size_t room_per_rank(size_t room, int ranks_here, const Backend *backend, Comm *world) {
+    const size_t limit = (size_t)LLONG_MAX;
     int sharing = is_gpu(backend) ? world->gpu_ranks : ranks_here;
     if (room != SIZE_MAX) { room /= (size_t)sharing; }
-    return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
+    return (size_t)-comm_max(-(long long)(room < limit ? room : limit), world);
 }
 
-// ranks of this machine; --plan takes all ranks to be on it
+// ranks on this machine; --plan assumes that all are
 static inline int ranks_of_machine(const TrainArgs *a, Comm *world) {
     return a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
 }
 
-// The free memory of device and host. gib: of --fit=GIB, in place of the device's, which may be elsewhere; or "".
+// The free memory of device and host for each rank. gib: --fit=GIB replaces the device's, since the device may be
+// elsewhere; or "".
 static inline PlanBytes free_for_each(const TrainArgs *a, const char *gib, const Backend *backend, Comm *world) {
     int ranks_here = ranks_of_machine(a, world);
-    PlanBytes room = {0, least_room(host_free_bytes(), ranks_here, &cpu_backend, world)};
+    PlanBytes room = {0, room_per_rank(host_free_bytes(), ranks_here, &cpu_backend, world)};
     if (*gib) {
         room.device = (size_t)(strtod(gib, NULL) * (1 << 30));
     } else {
-        room.device = least_room(backend->device->free_bytes(), ranks_here, backend, world);
+        room.device = room_per_rank(backend->device->free_bytes(), ranks_here, backend, world);
     }
     return room;
 }
 
 // ---- -r auto
 
-// True where fusing GELU pays: cuBLASLt's is accurate enough for bf16, and faster on sm_90, sm_100 and sm_103. Before
-// sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591), and a second kernel applies GELU with
-// more traffic than gelu_forward. On sm_120 the epilogue takes 20 % longer than both (SGLang's pull request 34350).
+// True if fusing GELU pays. cuBLASLt's is accurate enough for bf16, and faster on sm_90, sm_100 and sm_103. Before
+// sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591) and runs a second one, which moves more
+// data than gelu_forward. On sm_120 the epilogue takes 20 % longer than two kernels (SGLang's pull request 34350).
 static inline bool can_fuse_gelu(const ModelOptions *o) {
     return DT_FLOATX == DT_BF16 && (o->capability == 90 || o->capability == 100 || o->capability == 103);
 }
 
-// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0: none is larger than the chunk of -r
-// N. Fewer chunks read and write wte and its gradient less often. More rows than MAX_CHUNK save little: the logits of
-// 16384 rows already take 1.5 GiB. A CPU keeps its chunk: larger ones are not measured there.
+// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0 if the usual chunk is as large. Fewer
+// chunks read and write wte and its gradient less often. Beyond MAX_CHUNK rows, whose logits take 1.5 GiB, little is
+// left to save. A CPU keeps its chunk: larger ones are not measured there.
 static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room) {
     enum { MAX_CHUNK = 16384 };
     int64_t rows = (int64_t)o.B * o.T;
@@ -245,14 +245,14 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
     return 0;
 }
 
-// The options of a training run. -r auto takes the first -r that fits, fuses GELU at -r 0 and takes the largest logits
-// chunk. The choice depends on the flags, the model and the whole memory of the devices, so that the same command gives
-// the same bits. chosen = the choice for the banner; "" with -r N.
+// The options of a training run. -r auto takes the first level that fits, fuses GELU at -r 0, and takes the largest
+// logits chunk. It goes by the size of the memory, not by what is free, so that the same command gives the same bits.
+// chosen = the choice, for the banner; "" with -r N.
 static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArgs *a, const GPT2Config *c,
                                           const Backend *backend, Comm *world) {
     chosen[0] = 0;
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
-    size_t whole = least_room(backend->device->whole_bytes(), ranks_of_machine(a, world), backend, world);
+    size_t whole = room_per_rank(backend->device->whole_bytes(), ranks_of_machine(a, world), backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     Fit fit = climb(NULL, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
     ModelOptions o = model_options(&fit.args, c, backend);
@@ -268,7 +268,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
 
 // ---- --fit
 
-// Stops: `highest`, the last rung that the given flags allow, does not fit.
+// The error of --fit. highest: the last rung that the given flags allow
 static inline void nothing_fits(const TrainArgs *a, const Fit *highest, const GPT2Config *c, const Backend *backend,
                                 PlanBytes room) {
     char flags[FLAG_TEXT], host[96] = "";
@@ -289,7 +289,7 @@ static inline void nothing_fits(const TrainArgs *a, const Fit *highest, const GP
         gibibytes(room.device), flags, gibibytes(highest->bytes.device), host);
 }
 
-// Sets the flags of the first rung that fits, and prints the rungs up to it. Stops if nothing fits.
+// Sets the flags of the first rung that fits, and prints the rungs below it. Stops if nothing fits.
 static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
     PlanBytes room = free_for_each(a, a->fit, backend, world);
     Fit fit = climb(out, a, 0, NUM_RUNGS, c, backend, room);
@@ -307,18 +307,18 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     *a = fit.args;
 }
 
-// ---- the error of a run that does not fit
+// ---- too little memory
 
-// Stops if the plan needs more memory of the device, or of the host, than `room`, and names the rung that fits.
+// Stops if the plan does not fit into `room`, and names the flags that make it fit.
 static inline void check_room(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, PlanBytes room) {
     PlanBytes bytes = gpt2_plan_both(c, o);
-    bool host = bytes.device <= room.device;  // the host has too little
+    bool host = bytes.device <= room.device;  // it is the host that has too little
     if (host && bytes.host <= room.host) { return; }
     double needed = mebibytes(host ? bytes.host : bytes.device), free = mebibytes(host ? room.host : room.device);
     char what[32] = "the model", flags[FLAG_TEXT];
     if (host) { snprintf(what, sizeof what, "--offload %d", a->offload); }
     TrainArgs given = *a;
-    if (!o->training) { given.recompute = 0; }  // -r auto is no flag of --generate and --eval
+    if (!o->training) { given.recompute = 0; }  // --generate and --eval do not use -r auto
     TrainArgs lowest = given;
     if (host) { lowest.offload = 1; }  // a lower --offload moves less to the host
     Fit fit = climb(NULL, &lowest, 0, NUM_RUNGS, c, o->backend, room);
@@ -333,7 +333,7 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     check_room(a, c, o, free_for_each(a, "", o->backend, world));
 }
 
-// Pinning takes seconds. The results of --generate and --eval alone go to stdout.
+// Tells the user to wait: pinning takes seconds. Without training, stdout is for the results alone.
 static inline void note_pinning(const GPT2Config *c, const ModelOptions *o) {
     size_t bytes = gpt2_plan_both(c, o).host;
     FILE *out = o->training ? stdout : stderr;

@@ -1,5 +1,5 @@
 /*
-Command-line flags from one table: one row per flag drives parsing, --help, the banner and config.json.
+Command-line flags from one table: a row per flag drives parsing, --help, the banner and config.json.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
   A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
   The last occurrence of a flag wins, so flags appended to a script's command override the script's own.
@@ -12,11 +12,11 @@ Command-line flags from one table: one row per flag drives parsing, --help, the 
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
-  FLAG_REMOVED  none             nothing: the flag is refused, and `help` says what does its job now
+  FLAG_REMOVED  none             nothing: the error is `help`, which says what does its job now
 
-Every error is one sentence that names the flag and the values it takes, with exit status 2.
-defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flags_parse, flags_print_help, flag_choice_text,
-         flags_print_banner, flags_to_json, flags_from_json
+Every error is one sentence with the flag and the values it takes; the exit status is 2.
+defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag_choice_text, flags_parse,
+         flags_print_help, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
 #include <cjson/cJSON.h>
@@ -33,11 +33,11 @@ typedef struct {
     const char *name;    // "micro-batch"; NULL: none. A row with neither is a heading, its text in `help`
     FlagType type;
     size_t offset;           // of the field in the struct of values
-    double min, max;         // bounds of a number, inclusive; -INFINITY and INFINITY: the type's own
+    double min, max;         // bounds of a number, inclusive; for integers cut to the range of the type
     const char *choices;     // words separated by one space; NULL: none
     const char *value_name;  // "N", "FILE"
     const char *help;        // one line for --help; %s stands for the default
-    bool not_resumed;        // flags_from_json leaves the field alone: the flag is for one start
+    bool not_resumed;        // the flag is for one start: flags_from_json leaves the field alone
 } Flag;
 
 enum { NOT_RESUMED = true };
@@ -47,10 +47,9 @@ enum { NOT_RESUMED = true };
 #define FLAG_WAS_REMOVED(letter, name, instead)                                                                        \
     { letter, name, FLAG_REMOVED, 0, 0, 0, NULL, NULL, instead }
 
-// FLAG_TEXT: bytes of a value's text; FLAG_LINE and FLAG_HELP_LINE: columns of the banner and of --help
-enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_HELP_LINE = 100, FLAG_NAME_MAX = 63 };
+enum { FLAG_TEXT = 256, FLAG_LINE = 110 };  // bytes of a value's text; columns of the banner
 
-// ---- one row: its text
+// ---- a row as text
 
 static inline bool flag_is_heading(const Flag *flag) { return !flag->letter && !flag->name; }
 
@@ -64,7 +63,6 @@ static inline bool flag_is_amount(const Flag *flag) { return flag->type == FLAG_
 
 static inline const char *flag_label(const Flag *flag) { return flag->name ? flag->name : flag->letter; }
 
-// `bound` as an integer, clamped to the type's range
 static inline long long flag_whole_bound(const Flag *flag, double bound) {
     long long lowest = flag->type == FLAG_INT ? INT_MIN : LLONG_MIN;
     long long highest = flag->type == FLAG_INT ? INT_MAX : LLONG_MAX;
@@ -88,9 +86,9 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
     snprintf(text, FLAG_TEXT, "%s", plain);
 }
 
-// "from 1 to 8", "of at least 0.1", "of at most 1" or ""
+// "from 1 to 8"
 static inline void flag_bounds_text(const Flag *flag, char text[FLAG_TEXT]) {
-    if (flag->type != FLAG_REAL && flag->type != FLAG_OPTION) {
+    if (flag->type == FLAG_INT || flag->type == FLAG_INT64) {
         snprintf(text, FLAG_TEXT, "from %lld to %lld", flag_whole_bound(flag, flag->min),
                  flag_whole_bound(flag, flag->max));
         return;
@@ -98,14 +96,7 @@ static inline void flag_bounds_text(const Flag *flag, char text[FLAG_TEXT]) {
     char low[FLAG_TEXT], high[FLAG_TEXT];
     flag_real_text(flag->min, low);
     flag_real_text(flag->max, high);
-    text[0] = 0;
-    if (isfinite(flag->min) && isfinite(flag->max)) {
-        snprintf(text, FLAG_TEXT, "from %.99s to %.99s", low, high);
-    } else if (isfinite(flag->min)) {
-        snprintf(text, FLAG_TEXT, "of at least %.99s", low);
-    } else if (isfinite(flag->max)) {
-        snprintf(text, FLAG_TEXT, "of at most %.99s", high);
-    }
+    snprintf(text, FLAG_TEXT, "from %.99s to %.99s", low, high);
 }
 
 // "cosine, linear or wsd"
@@ -123,31 +114,28 @@ static inline void flag_choices_text(const char *choices, char text[FLAG_TEXT]) 
 // the values a flag takes, as in "-b takes a whole number from 1 to 8"
 static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     char detail[FLAG_TEXT];
+    if (flag->choices) {
+        flag_choices_text(flag->choices, detail);
+    } else {
+        flag_bounds_text(flag, detail);
+    }
     switch (flag->type) {
     case FLAG_INT:
-    case FLAG_INT64:
-    case FLAG_REAL:
-        flag_bounds_text(flag, detail);
-        snprintf(text, FLAG_TEXT, "a %s%s%.200s", flag->type == FLAG_REAL ? "number" : "whole number",
-                 *detail ? " " : "", detail);
-        return;
+    case FLAG_INT64: snprintf(text, FLAG_TEXT, "a whole number %.200s", detail); return;
+    case FLAG_REAL: snprintf(text, FLAG_TEXT, "a number %.200s", detail); return;
+    case FLAG_CHOICE: snprintf(text, FLAG_TEXT, "%s", detail); return;
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
-    case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
     case FLAG_REMOVED: return;
-    case FLAG_OPTION:
-        if (flag_is_amount(flag)) {
-            flag_bounds_text(flag, detail);
-            snprintf(text, FLAG_TEXT, "nothing or =a number %.200s", detail);
-        } else if (!flag->choices) {
-            snprintf(text, FLAG_TEXT, "no value");
-        } else {
-            flag_choices_text(flag->choices, detail);
-            snprintf(text, FLAG_TEXT, "nothing or =%.200s", detail);
-        }
+    case FLAG_OPTION: break;
+    }
+    if (flag->choices || flag_is_amount(flag)) {
+        snprintf(text, FLAG_TEXT, "nothing or =%s%.200s", flag->choices ? "" : "a number ", detail);
+    } else {
+        snprintf(text, FLAG_TEXT, "no value");
     }
 }
 
-// ---- one row: its value
+// ---- the value of a row
 
 // index of the choice spelled `text`, or -1
 static inline int flag_choice_index(const char *choices, const char *text) {
@@ -168,39 +156,25 @@ static inline void flag_choice_text(const char *choices, int index, char text[FL
     snprintf(text, FLAG_TEXT, "%.*s", (int)strcspn(choices, " |"), choices);
 }
 
+static inline void *flag_field(const Flag *flag, void *values) { return (char *)values + flag->offset; }
+
 static inline const char *flag_string(const Flag *flag, const void *values) {
-    const char *string;
-    memcpy(&string, (const char *)values + flag->offset, sizeof string);
-    return string;
+    const void *field = (const char *)values + flag->offset;
+    return *(const char *const *)field;
 }
 
 static inline void flag_store_string(const Flag *flag, void *values, const char *string) {
-    memcpy((char *)values + flag->offset, &string, sizeof string);
+    *(const char **)flag_field(flag, values) = string;
 }
 
-// the value as on the command line; NULL for a string that is not set
+// the field as on the command line; NULL for an absent option or string
 static inline const char *flag_value_text(const Flag *flag, const void *values, char text[FLAG_TEXT]) {
-    const char *field = (const char *)values + flag->offset;
-    int whole;
-    int64_t wide;
-    double real;
+    const void *field = (const char *)values + flag->offset;
     switch (flag->type) {
-    case FLAG_INT:
-        memcpy(&whole, field, sizeof whole);
-        snprintf(text, FLAG_TEXT, "%d", whole);
-        return text;
-    case FLAG_INT64:
-        memcpy(&wide, field, sizeof wide);
-        snprintf(text, FLAG_TEXT, "%lld", (long long)wide);
-        return text;
-    case FLAG_REAL:
-        memcpy(&real, field, sizeof real);
-        flag_real_text(real, text);
-        return text;
-    case FLAG_CHOICE:
-        memcpy(&whole, field, sizeof whole);
-        flag_choice_text(flag->choices, whole, text);
-        return text;
+    case FLAG_INT: snprintf(text, FLAG_TEXT, "%d", *(const int *)field); return text;
+    case FLAG_INT64: snprintf(text, FLAG_TEXT, "%lld", (long long)*(const int64_t *)field); return text;
+    case FLAG_REAL: flag_real_text(*(const double *)field, text); return text;
+    case FLAG_CHOICE: flag_choice_text(flag->choices, *(const int *)field, text); return text;
     case FLAG_STRING:
     case FLAG_OPTION:
     case FLAG_REMOVED: break;
@@ -208,22 +182,12 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
     return flag_string(flag, values);
 }
 
-static inline bool flag_store_whole(const Flag *flag, char *field, const char *text) {
+static inline bool flag_read_whole(const Flag *flag, long long *value, const char *text) {
     const char *digits = text + (*text == '-');
     if (!*digits || digits[strspn(digits, "0123456789")]) { return false; }
     errno = 0;
-    long long value = strtoll(text, NULL, 10);
-    if (errno || value < flag_whole_bound(flag, flag->min) || value > flag_whole_bound(flag, flag->max)) {
-        return false;
-    }
-    int narrow = (int)value;
-    int64_t wide = value;
-    if (flag->type == FLAG_INT) {
-        memcpy(field, &narrow, sizeof narrow);
-    } else {
-        memcpy(field, &wide, sizeof wide);
-    }
-    return true;
+    *value = strtoll(text, NULL, 10);
+    return !errno && *value >= flag_whole_bound(flag, flag->min) && *value <= flag_whole_bound(flag, flag->max);
 }
 
 static inline bool flag_read_real(const Flag *flag, double *value, const char *text) {
@@ -233,76 +197,55 @@ static inline bool flag_read_real(const Flag *flag, double *value, const char *t
     return !*end && isfinite(*value) && *value >= flag->min && *value <= flag->max;
 }
 
-static inline bool flag_store_real(const Flag *flag, char *field, const char *text) {
-    double value;
-    if (!flag_read_real(flag, &value, text)) { return false; }
-    memcpy(field, &value, sizeof value);
-    return true;
-}
-
-// false if the flag does not take `text`
+// False, and nothing stored, if the flag does not take `text`.
 static inline bool flag_store(const Flag *flag, void *values, const char *text) {
-    char *field = (char *)values + flag->offset;
+    void *field = flag_field(flag, values);
     int index = flag->choices ? flag_choice_index(flag->choices, text) : -1;
+    long long whole;
+    double real;
+    bool taken = true;
     switch (flag->type) {
     case FLAG_INT:
-    case FLAG_INT64: return flag_store_whole(flag, field, text);
-    case FLAG_REAL: return flag_store_real(flag, field, text);
-    case FLAG_CHOICE:
-        if (index >= 0) { memcpy(field, &index, sizeof index); }
-        return index >= 0;
-    case FLAG_OPTION: {
-        double amount;
-        if (index < 0 && !(flag_is_amount(flag) && flag_read_real(flag, &amount, text))) { return false; }
+        taken = flag_read_whole(flag, &whole, text);
+        if (taken) { *(int *)field = (int)whole; }
         break;
-    }
-    case FLAG_STRING: break;
+    case FLAG_INT64:
+        taken = flag_read_whole(flag, &whole, text);
+        if (taken) { *(int64_t *)field = whole; }
+        break;
+    case FLAG_REAL:
+        taken = flag_read_real(flag, &real, text);
+        if (taken) { *(double *)field = real; }
+        break;
+    case FLAG_CHOICE:
+        taken = index >= 0;
+        if (taken) { *(int *)field = index; }
+        break;
+    case FLAG_OPTION:
+        taken = index >= 0 || (flag_is_amount(flag) && flag_read_real(flag, &real, text));
+        if (taken) { flag_store_string(flag, values, text); }
+        break;
+    case FLAG_STRING: flag_store_string(flag, values, text); break;
     case FLAG_REMOVED: return false;
     }
-    flag_store_string(flag, values, text);
-    return true;
+    return taken;
 }
 
 // ---- parsing
 
-// Levenshtein distance of the first 63 characters
-static inline int flag_edit_distance(const char *a, const char *b) {
-    int row[FLAG_NAME_MAX + 1];
-    int length = 0;
-    // cppcheck-suppress arrayIndexOutOfBoundsCond; cppcheck assumes the longest name for every name
-    for (row[0] = 0; length < FLAG_NAME_MAX && b[length]; row[length] = length) { length++; }
-    // cppcheck-suppress arrayIndexOutOfBoundsCond
-    for (int i = 0; i < FLAG_NAME_MAX && a[i]; i++) {
-        int diagonal = row[0];
-        row[0] = i + 1;
-        for (int j = 0; j < length; j++) {
-            int replace = diagonal + (a[i] != b[j]);
-            int add_or_drop = 1 + (row[j] < row[j + 1] ? row[j] : row[j + 1]);
-            diagonal = row[j + 1];
-            row[j + 1] = replace < add_or_drop ? replace : add_or_drop;
-        }
-    }
-    return row[length];
-}
-
-// Stops with "unknown flag" and the nearest letter or name that shares a character with the flag typed.
+// Stops with "unknown flag", and the flag that has at least half of its characters in common from the start.
 __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *typed) {
-    char word[FLAG_NAME_MAX + 1];
-    const char *body = typed + strspn(typed, "-");
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(body, "="), body);
-    int length = (int)strlen(word);
-    int nearest = length < 3 ? length : 3;  // a suggestion has a smaller distance
-    const char *dashes = "", *suggestion = NULL;
+    const char *word = typed + strspn(typed, "-"), *suggestion = NULL, *dashes = "";
+    size_t length = strcspn(word, "="), longest = 0;
     for (int i = 0; i < count; i++) {
         const char *spelling[2] = {table[i].name, table[i].letter};
-        if (table[i].type == FLAG_REMOVED) { continue; }
-        for (int s = 0; s < 2; s++) {
-            int distance = spelling[s] ? flag_edit_distance(word, spelling[s]) : nearest;
-            if (distance < nearest) {
-                nearest = distance;
-                suggestion = spelling[s];
-                dashes = s == 0 ? "--" : "-";
-            }
+        for (int n = 0; n < 2 && table[i].type != FLAG_REMOVED; n++) {
+            size_t same = 0;
+            while (spelling[n] && spelling[n][same] && spelling[n][same] == word[same]) { same++; }
+            if (same <= longest || 2 * same < length || 2 * same <= strlen(spelling[n])) { continue; }
+            longest = same;
+            suggestion = spelling[n];
+            dashes = n == 0 ? "--" : "-";
         }
     }
     if (suggestion) { input_error("unknown flag %s; did you mean %s%s?", typed, dashes, suggestion); }
@@ -384,22 +327,7 @@ static inline void flag_help_text(const Flag *flag, const void *defaults, char t
     snprintf(text, 2 * FLAG_TEXT, "%.*s%s%s", length, flag->help, place && value ? value : "", place ? place + 2 : "");
 }
 
-// Prints words from column `column` on; lines break at FLAG_HELP_LINE and continue at column `indent`.
-static inline void flag_print_wrapped(FILE *file, const char *text, int column, int indent) {
-    for (const char *separator = ""; *text; separator = " ") {
-        int length = (int)strcspn(text, " ");
-        if (*separator && column + 1 + length > FLAG_HELP_LINE) {
-            fprintf(file, "\n%*s", indent, "");
-            column = indent;
-            separator = "";
-        }
-        column += fprintf(file, "%s%.*s", separator, length, text);
-        text += length + (text[length] == ' ');
-    }
-    fputc('\n', file);
-}
-
-// One row per flag: letter, name and value, help with special values and default. Headings separate the groups.
+// One line per flag: letter, name and value, and what it does. Headings separate the groups.
 static inline void flags_print_help(FILE *file, const char *usage, const Flag *table, int count, const void *defaults) {
     int width = 0, letters = 0;
     char text[2 * FLAG_TEXT];
@@ -419,16 +347,16 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
             continue;
         }
         flag_usage_text(flag, text);
-        int column = fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", letters,
-                             flag->letter ? flag->letter : "", width, text);
+        fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", letters, flag->letter ? flag->letter : "", width,
+                text);
         flag_help_text(flag, defaults, text);
-        flag_print_wrapped(file, text, column, column);
+        fprintf(file, "%s\n", text);
     }
 }
 
 // ---- banner
 
-// the settings that differ from the defaults, or the settings that equal them, several per line
+// Prints the settings that differ from the defaults, or those that equal them, several per line.
 static inline void flags_print_settings(FILE *file, const char *title, const Flag *table, int count, const void *values,
                                         const void *defaults, bool differing) {
     int column = 0;
@@ -459,7 +387,7 @@ static inline void flags_print_banner(FILE *file, const Flag *table, int count, 
 
 // ---- config.json
 
-// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the table's order, with exact numbers. A choice
+// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the order of the table, with exact numbers. A choice
 // spelled in digits is a number too. An absent option is left out. The caller deletes the object.
 static inline cJSON *flags_to_json(const Flag *table, int count, const void *values) {
     cJSON *object = cJSON_CreateObject();
@@ -478,8 +406,8 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     return object;
 }
 
-// The item as on the command line; NULL if its type differs from flags_to_json's. cJSON reads numbers as doubles, so
-// integers from 2^53 on may be inexact and are refused.
+// The item as on the command line; NULL if its type is not the one that flags_to_json writes, or if it is an integer
+// from 2^53 on, which cJSON may have read inexactly.
 static inline const char *flag_item_text(const Flag *flag, const cJSON *item, char text[FLAG_TEXT]) {
     if (flag->type == FLAG_CHOICE ? !cJSON_IsNumber(item) : !flag_is_number(flag)) {
         return cJSON_GetStringValue(item);
@@ -495,9 +423,8 @@ static inline const char *flag_item_text(const Flag *flag, const cJSON *item, ch
     return text;
 }
 
-// The inverse of flags_to_json: sets the fields of `values` for which `json` holds a valid value, except those of flags
-// that are not resumed. A missing, null or invalid item leaves its field as it is, because the file may be of another
-// version. Strings point into `json`: delete it after the last use of `values`.
+// The inverse of flags_to_json, but for flags that are not resumed. A missing, null or invalid item leaves its field as
+// it is, since the file may be of another version. Strings point into `json`: delete it after the last use of `values`.
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];

@@ -1,6 +1,6 @@
 /*
 The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
-defines: ModelSource, model_source, hash_weights, check_trained, default_length, check_length, check_rows
+defines: ModelSource, model_source, hash_weights, check_trained, check_length, check_rows
 */
 #pragma once
 #include "llmc/common/hash.h"
@@ -14,12 +14,10 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
 
-// Stops at a word that names neither a shape nor a file.
+// Stops at a name of -e that is neither a shape nor a file.
 __attribute__((noreturn)) static inline void no_such_model(const char *word) {
-    static const char *const fetched[] = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};
     const char *slash = strrchr(word, '/'), *name = slash ? slash + 1 : word;
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, fetched[i]) != 0) { continue; }
+    if (flag_choice_index("gpt2 gpt2-medium gpt2-large gpt2-xl", name) >= 0) {
         input_error("-e %s: there is no such folder; scripts/get_data.sh %s fetches the model, then give -e models/%s",
                     word, name, name);
     }
@@ -43,13 +41,14 @@ __attribute__((noreturn)) static inline void no_model(const char *word) {
                 word);
 }
 
-// model = the file or folder of a model. A run directory stands for its last checkpoint, and so does a run directory of
-// llm.c. Stops if a folder has no model, or is a damaged checkpoint.
+// model = the file or folder of a model. A run directory, also one of llm.c, stands for its last checkpoint. Stops if a
+// folder has no model, or is a damaged checkpoint.
 static inline void find_model(char *model, const char *word) {
     char weights[PATH_LENGTH], folder[PATH_LENGTH];
     if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
-    format_path(folder, "%s", strcmp(model, "model.safetensors") == 0 ? "." : model);
-    if (has_ending(folder, "/model.safetensors")) { *strrchr(folder, '/') = 0; }
+    bool is_file = has_ending(model, "/model.safetensors") || strcmp(model, "model.safetensors") == 0;
+    format_path(folder, "%s", model);
+    if (is_file) { folder_of(folder, model); }
     checkpoint_check(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
@@ -58,8 +57,8 @@ static inline void find_model(char *model, const char *word) {
     format_path(model, "%s/model_%08lld.bin", word, latest);
 }
 
-// *config = the shape of -e; `positions` is max_seq_len where -e names none. Returns whether -e names weights, which
-// *file opens.
+// *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if
+// -e names weights, which *file opens.
 static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positions, GPT2Config *config,
                                  ModelFile *file) {
     const char *word = a->model ? a->model : "d12";
@@ -76,8 +75,8 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
     return true;
 }
 
-// Stops if -e of the command line names a different shape than the checkpoint. The weights that a run started from may
-// be gone when it resumes.
+// Stops if -e on the command line names another shape than the checkpoint. The -e in config.json is not compared: the
+// weights that a run started from may be gone.
 static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
     GPT2Config given;
     ModelFile file;
@@ -91,7 +90,7 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
                 a->model, given.num_layers, given.num_heads, given.channels, given.max_seq_len, given.vocab_size);
 }
 
-// data_vocab: the vocabulary of the data, for shapes without one
+// The model of -e, or with -y 1 that of the last checkpoint. data_vocab: of resolve_model
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);
@@ -108,7 +107,7 @@ static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     return source;
 }
 
-// hashes the files of a model's weights
+// adds the files of a model's weights to a hash
 static inline uint64_t hash_weights(uint64_t hash, const SafeTensors *file) {
     hash = hash_file(hash, "-e", file->path);
     for (int i = 0; i < file->num_shards; i++) { hash = hash_file(hash, "-e", file->shards[i].path); }
@@ -122,25 +121,21 @@ static inline void check_trained(const ModelSource *source, const char *flag, co
                 flag, a->model);
 }
 
-// --eval without -t: the model's positions
-static inline void default_length(TrainArgs *a, const GPT2Config *c) {
+// Stops if -t is longer than the model. --eval without -t takes all positions.
+static inline void check_length(TrainArgs *a, const GPT2Config *c) {
     if (a->eval && a->T == ALL_POSITIONS) { a->T = c->max_seq_len; }
-}
-
-static inline void check_length(const TrainArgs *a, const GPT2Config *c) {
     if (a->T > c->max_seq_len) {
         input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len,
                     c->max_seq_len);
     }
 }
 
-// With -tp, rows are divided into t chunks of N / t, rounded up. Stops if the last rank would have none: a matmul
-// needs at least one row.
-static inline void check_rows(const TrainArgs *a, int rows, const char *of_what) {
-    int t = a->tensor_parallel;
+// With -tp, the rows of a micro-batch are divided into t chunks of N / t, rounded up. Stops if that leaves none for the
+// last rank, whose matmuls need a row.
+static inline void check_rows(const TrainArgs *a) {
+    int t = a->tensor_parallel, rows = a->B * a->T;
     if (row_range(rows, t, t - 1).count > 0) { return; }
-    input_error(
-        "-tp %d divides the %d rows of %s into chunks of %d, which leaves none for the last rank; give a smaller "
-        "-tp, or a larger -b or -t",
-        t, rows, of_what, (int)chunk_size((size_t)rows, t));
+    input_error("-tp %d divides the %d rows of a micro-batch into chunks of %d, which leaves none for the last rank; "
+                "give a smaller -tp, or a larger -b or -t",
+                t, rows, (int)chunk_size((size_t)rows, t));
 }

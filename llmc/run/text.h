@@ -1,6 +1,6 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: RunText, given_tokenizer, folder_beside, find_tokenizer_file, find_tokenizer, tokenizer_advice, document_start,
+defines: RunText, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, prompt_text, document_start,
          prompt_tokens, print_token
 */
 #pragma once
@@ -12,20 +12,20 @@ defines: RunText, given_tokenizer, folder_beside, find_tokenizer_file, find_toke
 #include <glob.h>
 #include <unistd.h>
 
-// the text of a run; must not move
+// must not move
 typedef struct {
     Tokenizer file;
-    const Tokenizer *tokenizer;  // &file; NULL: not known
+    const Tokenizer *tokenizer;  // &file; NULL: unknown
     int *prompt;                 // tokens of --prompt
     size_t prompt_length;
 } RunText;
 
-// --tokenizer, or NULL. An empty path is none: a run resumes with it without the --tokenizer of its config.json.
+// --tokenizer, or NULL. An empty path counts as none, so that a run can resume without the one in its config.json.
 static inline const char *given_tokenizer(const TrainArgs *a) {
     return a->tokenizer && *a->tokenizer ? a->tokenizer : NULL;
 }
 
-// path = the merges that --tokenize wrote beside shards, or "": data/my_merges.txt of data/my_train_*.bin
+// path = the merges that --tokenize wrote with these shards, or "": data/my_merges.txt of data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
     const char *name = NULL;  // the last "_train_", or else the last "_val_"
     for (const char *at = shards; at && (at = strstr(at, "_val_")); at++) { name = at; }
@@ -40,55 +40,45 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// folder = the folder that holds a file or folder
-static inline void folder_beside(char *folder, const char *path) {
-    const char *slash = strrchr(path, '/');
-    int length = slash && slash > path ? (int)(slash - path) : 1;  // 1: "/" or "."
-    format_path(folder, "%.*s", length, slash ? path : ".");
-}
-
-// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none. folder:
-// may be NULL, or missing. A tokenizer.json of another kind is skipped.
+// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none. A
+// tokenizer.json of another kind is skipped.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     char checkpoint[PATH_LENGTH];
     *path = 0;
     if (!folder || access(folder, F_OK) != 0) { return; }
-    checkpoint_of_run(checkpoint, folder);
-    for (int i = 0; i < 6 && !*path; i++) {
+    const char *const folders[] = {folder, checkpoint_of_run(checkpoint, folder) ? checkpoint : folder};
+    for (int i = 0; i < 6; i++) {
         const char *name = names[i % 3];
-        format_path(path, "%s/%s", i < 3 ? folder : checkpoint, name);
-        bool known = access(path, R_OK) == 0 && (!has_ending(name, ".json") || tokenizer_json_is_known(path));
-        if (!known || (i >= 3 && !*checkpoint)) { *path = 0; }
+        format_path(path, "%s/%s", folders[i / 3], name);
+        if (access(path, R_OK) == 0 && (!has_ending(name, ".json") || tokenizer_json_is_known(path))) { return; }
     }
+    *path = 0;
 }
 
 // folder = -e, or the folder of its .safetensors file; "" without -e
 static inline void folder_of_model(char *folder, const TrainArgs *a) {
     const char *model = a->model ? a->model : "";
-    if (has_ending(model, ".safetensors") || has_ending(model, ".safetensors.index.json")) {
-        folder_beside(folder, model);
-    } else {
-        format_path(folder, "%s", model);
-    }
+    bool is_file = has_ending(model, ".safetensors") || has_ending(model, ".safetensors.index.json");
+    format_path(folder, "%s", model);
+    if (is_file) { folder_of(folder, model); }
 }
 
-// path = --tokenizer. Without --tokenizer, the first of merges.txt, vocab.bpe and tokenizer.json in -e or its last
-// checkpoint, beside -e, in -o or its last checkpoint; then the merges beside the shards of -i, or of --eval; or "".
-// find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
+// path = --tokenizer, or else the first of merges.txt, vocab.bpe and tokenizer.json in -e, in the folder that holds -e,
+// and in -o, each with its last checkpoint; else the merges of the shards of -i or --eval; or "".
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
-    char model[PATH_LENGTH], beside[PATH_LENGTH] = "";
+    char model[PATH_LENGTH], parent[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
     folder_of_model(model, a);
-    if (a->model && access(a->model, F_OK) == 0) { folder_beside(beside, a->model); }
-    const char *const folders[] = {model, beside, a->run_dir};
+    if (a->model && access(a->model, F_OK) == 0) { folder_of(parent, a->model); }
+    const char *const folders[] = {model, parent, a->run_dir};
     for (int i = 0; i < 3 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
     if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
 
 #define LLMC_TOKENIZER "gpt2_tokenizer.bin"  // in the current folder
 
-// whether llm.c's tokenizer file is there and has the model's vocabulary
+// True if llm.c's tokenizer file is there and has the model's vocabulary.
 static inline bool llmc_tokenizer_fits(int vocab_size) {
     int32_t header[3];  // magic, version, vocabulary
     FILE *file = fopen(LLMC_TOKENIZER, "rb");
@@ -97,9 +87,8 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
     return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
 }
 
-// Stops if the shards of -i, --eval or -j have other tokens than `tokenizer`, of the file `path` that
-// find_tokenizer_file found in -e, or else beside the shards of -i. A file beside -e or in -o need not belong to the
-// model: it is not compared.
+// Stops if the shards of -i, --eval or -j were made with another tokenizer than `tokenizer`, which find_tokenizer_file
+// found at `path`. A file from the folder that holds -e, or from -o, need not belong to the model and is not compared.
 static inline void check_shards(const Tokenizer *tokenizer, const char *path, const TrainArgs *a) {
     char model[PATH_LENGTH], own[PATH_LENGTH], merges[2][PATH_LENGTH];
     const char *const flags[] = {a->eval ? "--eval" : "-i", "-j"};
@@ -120,9 +109,8 @@ static inline void check_shards(const Tokenizer *tokenizer, const char *path, co
     }
 }
 
-// *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
-// text is then printed as numbers. Stops if the tokenizer has more tokens than the model, or is the byte tokenizer and
-// the model has more tokens. See check_shards.
+// *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. False if there is none: text is
+// then printed as numbers. Stops if the tokenizer does not fit the model or the shards.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
     if (!given_tokenizer(a) && vocab_size == BYTE_VOCABULARY) {
@@ -133,8 +121,8 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
-    bool of_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
-    if (tokenizer_vocab_size(tokenizer) > vocab_size || of_bytes) {
+    bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
+    if (tokenizer_vocab_size(tokenizer) > vocab_size || wrong_bytes) {
         input_error(
             "the tokenizer '%s' has %d tokens and the model %d; give the model's own tokenizer with --tokenizer", path,
             tokenizer_vocab_size(tokenizer), vocab_size);
@@ -143,14 +131,14 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// the remedy for a model without a tokenizer, for messages
+// what to do about a model without a tokenizer, for messages
 static inline const char *tokenizer_advice(int vocab_size) {
     return vocab_size == GPT2_VOCAB ? "give GPT-2's vocab.bpe with --tokenizer; scripts/get_data.sh merges fetches it"
                                     : "give the merges.txt or tokenizer.json of its vocabulary with --tokenizer";
 }
 
-// The text of --prompt; the caller frees it. @FILE is the text of a file and @- that of stdin, without one newline at
-// the end; @@TEXT is @TEXT.
+// The text of --prompt; the caller frees it. @FILE reads a file and @- reads stdin, without the last newline; @@TEXT is
+// @TEXT.
 static inline char *prompt_text(const char *prompt) {
     if (prompt[0] != '@' || prompt[1] == '@') { return xstrdup(prompt + (prompt[0] == '@')); }
     char *text = read_text_file(strcmp(prompt, "@-") == 0 ? "/dev/stdin" : prompt + 1);
@@ -164,23 +152,20 @@ static inline char *prompt_text(const char *prompt) {
     return text;
 }
 
-// the token before each document: end-of-text, for bytes a newline, without a tokenizer (NULL) the last token of the
-// vocabulary
+// the token before each document: end-of-text, a newline for bytes, or without a tokenizer (NULL) the last token
 static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
     return tokenizer ? tokenizer->end_of_text : vocab_size - 1;
 }
 
-// *tokens (malloced) = the tokens of --prompt. Returns their number. An empty prompt becomes one token, document_start.
+// *tokens = the tokens of --prompt, which the caller frees. Returns their number. An empty prompt is document_start.
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *prompt, int vocab_size, int **tokens) {
     char *text = prompt_text(prompt);
-    size_t count = 1;
     if (*text && !tokenizer) {
         input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", vocab_size,
                     tokenizer_advice(vocab_size));
     }
-    if (*text) {
-        count = tokenizer_encode(tokenizer, text, strlen(text), tokens);
-    } else {
+    size_t count = *text ? tokenizer_encode(tokenizer, text, strlen(text), tokens) : 1;
+    if (!*text) {
         *tokens = (int *)xmalloc(sizeof(int));
         **tokens = document_start(tokenizer, vocab_size);
     }
@@ -188,7 +173,7 @@ static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *promp
     return count;
 }
 
-// Prints one token as text, or as a number if tokenizer is NULL. Control characters do not reach a terminal.
+// Prints one token as text, or as a number without a tokenizer (NULL). Control characters do not reach a terminal.
 static inline void print_token(const Tokenizer *tokenizer, int token) {
     if (!tokenizer) {
         printf("%d ", token);
