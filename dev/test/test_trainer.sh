@@ -712,7 +712,7 @@ report "-h 1 without HellaSwag's file goes on, and says so" "$(
     run 0 -i text "${model[@]}" -b 4 -t 16 -h 1 -x 1 -s 0
     says "$out" "note      no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh"
 )"
-refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
+refused "-h without validation" "-h 1 scores HellaSwag at each validation, but -v 0" "${tiny[@]}" -h 1
 refused "--prompt for a model of another vocabulary than its text" \
     "--prompt needs a tokenizer, and -i text is read as bytes by a model of 50257 tokens; give a shape of the data's" \
     -i text -e d6 -b 1 -t 16 --prompt hello

@@ -24,7 +24,6 @@ static const char *const gguf_tensor_names[NUM_PARAM_TENSORS] = {
     "ffn_norm.weight",   "ffn_norm.bias",        "ffn_up.weight",      "ffn_up.bias",
     "ffn_down.weight",   "ffn_down.bias",        "output_norm.weight", "output_norm.bias"};
 
-// the type of a tensor in a GGUF file
 static inline DType gguf_dtype(const ModelFile *model, ParamId id, int layer) {
     DType stored = model_tensor(model, "", id, layer)->dtype;
     bool keeps = id != WPE && param_specs[id].rows != DIM_ONE && (stored == DT_BF16 || stored == DT_F16);
@@ -114,7 +113,7 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model) {
 
 // ---- the mode
 
-// Opens -o, which is new or a file of the same format, under the name that it has until it is whole.
+// Opens -o.part, which gets the name -o when it is whole. -o may be new, or a file of the same format.
 static inline PartFile export_open(const TrainArgs *a, FileKindId kind) {
     if (access(a->run_dir, F_OK) == 0 && file_kind(a->run_dir)->id != kind) {
         input_error("-o %s exists and is no %s, expected the name of a new file; give another name", a->run_dir,
@@ -128,7 +127,7 @@ static inline PartFile export_open(const TrainArgs *a, FileKindId kind) {
     return file;
 }
 
-// Stops if -o is not on the disk. error: the errno of its last step.
+// Stops unless -o is on the disk. error: the errno of the last write
 static inline void export_close(const TrainArgs *a, int error) {
     char folder[PATH_LENGTH];
     folder_of(folder, a->run_dir);

@@ -246,27 +246,38 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
 // ---- checks of several flags together
 
-// -d must be a multiple of the tokens of one micro-batch on all data-parallel ranks
 static inline void args_check_batch(const TrainArgs *a) {
-    int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
-    char ranks[64] = "", number[64] = "";
-    if (data_ranks(a) > 1) {
-        snprintf(ranks, sizeof ranks, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
-        snprintf(number, sizeof number, " x %d", data_ranks(a));
+    int64_t micro = (int64_t)a->B * a->T, ranks = data_ranks(a), found = a->batch_tokens, step = micro * ranks;
+    char names[64] = "", number[64] = "";
+    if (micro > INT_MAX) {
+        input_error("-b %d x -t %d is a micro-batch of %lld tokens, more than the maximum of %d: give a smaller -b and "
+                    "accumulate with -d",
+                    a->B, a->T, (long long)micro, INT_MAX);
     }
-    if (a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
-        bool below = a->batch_tokens < together;
-        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
-                    (long long)a->batch_tokens, ranks, a->B, a->T, number, (long long)together,
-                    below ? "least" : "nearest below",
-                    (long long)(below ? together : a->batch_tokens / together * together));
+    if (ranks > 1) {
+        snprintf(names, sizeof names, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
+        snprintf(number, sizeof number, " x %lld", (long long)ranks);
     }
-    if (a->batch_tokens / together > INT_MAX) {
+    if (found != -1 && (found < step || found % step != 0)) {
+        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld", (long long)found,
+                    names, a->B, a->T, number, (long long)step, found < step ? "minimum" : "nearest below",
+                    (long long)(found < step ? step : found / step * step));
+    }
+    if (found / step > INT_MAX) {
         input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld tokens, more than the maximum of %d; give a "
                     "larger -b",
-                    (long long)a->batch_tokens, (long long)(a->batch_tokens / together), ranks, (long long)together,
-                    INT_MAX);
+                    (long long)found, (long long)(found / step), names, (long long)step, INT_MAX);
     }
+}
+
+// the flag of a mode that runs on one rank, or NULL
+static inline const char *mode_without_training(const TrainArgs *a) {
+    return a->generate        ? "--generate"
+           : a->eval          ? "--eval"
+           : a->export_format ? "--export"
+           : a->tokenize      ? "--tokenize"
+           : a->train_bpe     ? "--train-bpe"
+                              : NULL;
 }
 
 static inline void args_check_ranks(const TrainArgs *a) {
@@ -276,14 +287,9 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->generate        ? "--generate"
-                        : a->eval          ? "--eval"
-                        : a->export_format ? "--export"
-                        : a->tokenize      ? "--tokenize"
-                        : a->train_bpe     ? "--train-bpe"
-                                           : NULL;
-    if (ranks > 1 && alone && !a->plan) {
-        input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
+    const char *mode = mode_without_training(a);
+    if (ranks > 1 && mode && !a->plan) {
+        input_error("%s runs on one rank, found %d: start it without mpirun", mode, ranks);
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
@@ -294,8 +300,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    bool trains = !a->generate && !a->eval && !a->export_format && !a->tokenize && !a->train_bpe;
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || !trains) { return; }
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || mode_without_training(a)) { return; }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -308,71 +313,43 @@ static inline void args_check_recompute(const TrainArgs *a) {
     }
 }
 
-// flags that train, generate or tokenize without another flag they need
+// Stops at a flag that lacks another one, or that cannot have an effect.
 static inline void args_check_needs(const TrainArgs *a) {
-    if (a->checkpoint_every > 0 && !a->run_dir) {
-        input_error("-n %d saves checkpoints, but there is no -o: give a run directory with -o DIR",
-                    a->checkpoint_every);
-    }
-    if (a->resume && !a->run_dir) {
-        input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
-                    "DIR");
-    }
-    if (keeps_best(a) && !a->run_dir) {
-        input_error("--keep-best saves a checkpoint, but there is no -o: give a run directory with -o DIR");
-    }
-    if ((keeps_best(a) || a->patience > 0) && a->val_every == 0) {
-        input_error("%s goes by the validation loss, but -v 0 turns validation off: give -v N",
-                    keeps_best(a) ? "--keep-best" : "--patience");
-    }
-    if (a->profile > 0 && !a->run_dir) {
-        input_error("--profile %d writes profile.json, but there is no -o: give a run directory with -o DIR",
-                    a->profile);
-    }
-    if (a->hellaswag && a->val_every == 0) {
-        input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
-    }
-    if (a->tokenize && (!a->train_data || !a->tokenizer)) {
-        input_error("--tokenize %s writes the text in -i with the tokens of --tokenizer: give both", a->tokenize);
-    }
-    if (a->train_bpe && !a->train_data) {
-        input_error("--train-bpe %d learns from the text in -i: give a file or a pattern with -i", a->train_bpe);
-    }
-    if (a->export_format && (!a->model || !a->run_dir) && !a->plan) {
-        input_error("--export reads the model in -e and writes the file -o: give both");
-    }
-    if (a->fit && a->generate) {
-        input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
-    }
-    if (a->fit && a->eval) {
-        input_error("--fit chooses flags of training and does not apply to --eval: leave it out");
-    }
-    if (a->eval && !a->model && !a->plan) {
-        input_error("--eval needs a trained model: give its folder or .safetensors file with -e");
-    }
-    if (a->generate && !a->model && !a->plan) {
-        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
-    }
-    if (a->samples > 1 && !a->generate) {
-        input_error("--samples applies to --generate: give that too, or leave --samples out");
-    }
-    if (strcmp(a->prompt, "@-") == 0 && !a->generate) {
-        input_error(
-            "--prompt @- reads the prompt of --generate from stdin: give the samples of training a file or a text");
+    bool needs_model = !a->model && !a->plan;
+    const struct {
+        bool found;
+        const char *sentence;
+    } mistakes[] = {
+        {a->val_batches == 0, "-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)"},
+        {a->max_steps == 0, "-x takes -1 (one epoch) or at least 1 step; found 0"},
+        {a->checkpoint_every > 0 && !a->run_dir, "-n saves checkpoints, but no -o is given: add -o DIR"},
+        {keeps_best(a) && !a->run_dir, "--keep-best saves a checkpoint, but no -o is given: add -o DIR"},
+        {a->profile > 0 && !a->run_dir, "--profile writes profile.json, but no -o is given: add -o DIR"},
+        {a->resume && !a->run_dir, "-y 1 resumes a run, but no -o is given: add its run directory with -o DIR"},
+        {keeps_best(a) && a->val_every == 0, "--keep-best needs the validation loss, but -v 0 turns it off: give -v N"},
+        {a->patience > 0 && a->val_every == 0,
+         "--patience needs the validation loss, but -v 0 turns it off: give -v N"},
+        {a->hellaswag && a->val_every == 0,
+         "-h 1 scores HellaSwag at each validation, but -v 0 turns it off: give -v N"},
+        {a->tokenize && (!a->train_data || !a->tokenizer),
+         "--tokenize writes the text in -i with the tokens of --tokenizer: give both"},
+        {a->train_bpe && !a->train_data, "--train-bpe learns from the text in -i: give a file or a pattern with -i"},
+        {a->export_format && (!a->run_dir || needs_model) && !a->plan,
+         "--export reads the model in -e and writes the file -o: give both"},
+        {a->fit && a->generate, "--fit chooses flags of training and does not apply to --generate: leave it out"},
+        {a->fit && a->eval, "--fit chooses flags of training and does not apply to --eval: leave it out"},
+        {a->eval && needs_model, "--eval needs a trained model: give its folder or .safetensors file with -e"},
+        {a->generate && needs_model, "--generate needs a trained model: give its folder or .safetensors file with -e"},
+        {a->samples > 1 && !a->generate, "--samples applies to --generate: add it, or leave --samples out"},
+        {strcmp(a->prompt, "@-") == 0 && !a->generate,
+         "--prompt @- reads the prompt of --generate from stdin: give the samples of training a file or a text"},
+    };
+    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+        if (mistakes[i].found) { input_error("%s", mistakes[i].sentence); }
     }
 }
 
 static inline void args_check(const TrainArgs *a) {
-    int64_t micro = (int64_t)a->B * a->T;
-    if (a->val_batches == 0) {
-        input_error("-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)");
-    }
-    if (micro > INT_MAX) {
-        input_error("-b %d x -t %d is a micro-batch of %lld tokens, more than the maximum of %d: give a smaller -b and "
-                    "accumulate with -d",
-                    a->B, a->T, (long long)micro, INT_MAX);
-    }
-    if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
     args_check_ranks(a);
     args_check_batch(a);
     args_check_recompute(a);
@@ -381,7 +358,7 @@ static inline void args_check(const TrainArgs *a) {
 
 // ---- from the command line and config.json
 
-// Sets the number of ranks and this rank: mpirun's, or -pn and -pr. host: the ranks that mpirun started.
+// Sets the number of ranks and this rank, from mpirun or from -pn and -pr. host: the ranks that mpirun started
 static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (a->init_method != COMM_INIT_MPI) {
         if (host->size == 1) { return; }
@@ -396,8 +373,8 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     a->rank = host->rank;
 }
 
-// Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
-// NULL: strings in *args point into it, so delete it after the last use of *args.
+// Reads the command line; the defaults of a resumed run are the flags in its config.json. Returns that JSON, or NULL.
+// Strings in *args point into it: delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
@@ -412,7 +389,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json);
-    // older versions wrote the values that -r auto chose, and named their flags here
+    // older versions saved the values that -r auto chose, and listed the flags here
     const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(json, "chosen");
     cJSON_ArrayForEach(name, chosen) {
         const char *flag = cJSON_GetStringValue(name);
@@ -426,27 +403,14 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     return json;
 }
 
-typedef struct {
-    const char *arguments, *meaning;
-} Usage;
-
-static const Usage usages[] = {
-    {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
-    {"-o DIR -y 1 [flags]", "resume"},
-    {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
-    {"--eval FILE -e DIR [flags]", "score a text, shards or HellaSwag"},
-    {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
-    {"--plan [flags]", "print the memory plan"},
-    {"--self-check", "check this device"},
-};
-enum { NUM_USAGES = sizeof usages / sizeof usages[0] };
-
 static inline void print_help(void) {
-    char usage[NUM_USAGES * 100] = "";
-    for (int i = 0; i < NUM_USAGES; i++) {
-        size_t length = strlen(usage);
-        snprintf(usage + length, sizeof usage - length, "%s train_gpt2 %-45s %s", i == 0 ? "usage:" : "\n      ",
-                 usages[i].arguments, usages[i].meaning);
-    }
+    const char *usage =
+        "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]           train\n"
+        "       train_gpt2 -o DIR -y 1 [flags]                           resume\n"
+        "       train_gpt2 --generate N -e DIR [--prompt TEXT] [flags]   generate text\n"
+        "       train_gpt2 --eval FILE -e DIR [flags]                    score a text, shards or HellaSwag\n"
+        "       train_gpt2 --export FORMAT -e DIR -o FILE [flags]        write a model for llama.cpp or llm.c\n"
+        "       train_gpt2 --plan [flags]                                print the memory plan\n"
+        "       train_gpt2 --self-check                                  check this device";
     flags_print_help(stdout, usage, flag_table, NUM_FLAGS, &default_args);
 }

@@ -25,7 +25,7 @@ Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p app
 
 // ---- one token
 
-// an integer key in the order of the logits; -0 equals +0, NaN has key 0, below all others
+// an integer that orders the logits; -0 equals +0, and NaN is 0, below all others
 static inline uint32_t sampler_key(float logit) {
     if (isnan(logit)) { return 0; }
     if (logit == 0) { logit = 0; }
@@ -42,8 +42,8 @@ static inline int sampler_argmax(const float *logits, int vocab_size) {
     return best;
 }
 
-// The key of the k-th highest logit, 1 <= k <= vocab_size. The top k are all logits of a higher key and the first *ties
-// of that key. Each pass finds one byte of the key, the highest first: `bins` count the next byte of all logits that
+// The key of the k-th highest logit, 1 <= k <= vocab_size. The top k are all logits with a higher key and the first
+// *ties with that key. Each pass finds one byte, the highest first: `bins` counts the next byte of all logits that
 // share the bytes found so far.
 static inline uint32_t sampler_kth_key(const float *logits, int vocab_size, int k, int *ties) {
     uint32_t kth = 0, known = 0;  // known: a mask of the bytes found so far
@@ -61,14 +61,14 @@ static inline uint32_t sampler_kth_key(const float *logits, int vocab_size, int 
     return kth;
 }
 
-// probability of a token, times the sum of all weights; 1 for the highest logit
+// a token's probability before division by the sum; 1 for the highest logit
 static inline double sampler_weight(float logit, float highest, double temperature) {
     // equality first: the difference of two infinities is a NaN
     return logit == highest ? 1 : exp(((double)logit - (double)highest) / temperature);
 }
 
-// Narrows the top tokens, as sampler_kth_key gives them, to the fewest of the likeliest that have a weight of `target`.
-// Returns the key of the last one; *ties as in sampler_kth_key.
+// Narrows the top k to the nucleus: the fewest of the likeliest tokens whose weights add up to `target`. Returns the
+// key of the last one; *ties as in sampler_kth_key.
 static inline uint32_t sampler_nucleus_key(const float *logits, int vocab_size, double temperature, float highest,
                                            uint32_t kth_key, int *ties, double target) {
     uint32_t last = 0, known = 0;  // known: a mask of the bytes found so far
@@ -85,9 +85,9 @@ static inline uint32_t sampler_nucleus_key(const float *logits, int vocab_size, 
         last |= (uint32_t)bin << shift;
         known |= 255u << shift;
     }
-    if (last < kth_key) { return kth_key; }  // the weights of the top k may add up to less in this order
-    int count = 0, most = last == kth_key ? *ties : vocab_size;
-    for (int i = 0; i < vocab_size && count < most && above < target; i++) {
+    if (last < kth_key) { return kth_key; }  // summed in this order, the top k may stay below the target
+    int count = 0, limit = last == kth_key ? *ties : vocab_size;
+    for (int i = 0; i < vocab_size && count < limit && above < target; i++) {
         if (sampler_key(logits[i]) != last) { continue; }
         above += sampler_weight(logits[i], highest, temperature);
         count++;
@@ -96,8 +96,7 @@ static inline uint32_t sampler_nucleus_key(const float *logits, int vocab_size, 
     return last;
 }
 
-// Adds the weights of the top tokens, as sampler_kth_key gives them, in the order of ids until *sum exceeds `target`.
-// Returns the last token added.
+// Adds the weights of the top tokens in the order of ids until *sum exceeds `target`. Returns the last token added.
 static inline int sampler_walk(const float *logits, int vocab_size, double temperature, float highest, uint32_t kth_key,
                                int ties, double target, double *sum) {
     int last = 0;
@@ -111,8 +110,8 @@ static inline int sampler_walk(const float *logits, int vocab_size, double tempe
     return last;
 }
 
-// logits (vocab_size), without padding; top_k: 0, or vocab_size and more, is all tokens; top_p: 1 or more is all of the
-// top k; random: uniform in [0, 1)
+// logits (vocab_size), without padding; top_k: 0 is all tokens; top_p: from 1 on all of the top k; random: uniform in
+// [0, 1)
 static inline int sample_token(const float *logits, int vocab_size, double temperature, int top_k, double top_p,
                                double random) {
     int best = sampler_argmax(logits, vocab_size), ties;
@@ -122,7 +121,7 @@ static inline int sample_token(const float *logits, int vocab_size, double tempe
     double total, reached;
     sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, (double)INFINITY, &total);
     if (top_p < 1) {
-        double target = fmax(top_p * total, 1);  // the weight of the likeliest token is 1, so the nucleus has a token
+        double target = fmax(top_p * total, 1);  // the likeliest token's weight is 1, so the nucleus is never empty
         kth_key = sampler_nucleus_key(logits, vocab_size, temperature, logits[best], kth_key, &ties, target);
         sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, (double)INFINITY, &total);
     }
@@ -135,7 +134,7 @@ static inline int sample_token(const float *logits, int vocab_size, double tempe
 
 typedef struct {
     void *model;
-    // Appends n tokens, at positions [from, from + n), to the key-value cache. logits (V): of the last token.
+    // Appends n tokens, at positions [from, from + n), to the key-value cache; logits (V) of the last token
     void (*prefill)(void *model, const int *tokens, int from, int n, float *logits);
     int vocab_size, positions;   // V, and the positions of the key-value cache
     const Tokenizer *tokenizer;  // NULL: tokens are printed as numbers
@@ -143,8 +142,8 @@ typedef struct {
     Comm *world;                 // a signal on any rank ends the text
 } Generator;
 
-// Prints the prompt's text (prompt_length > 0) and at most `count` more tokens as they come. The token `end` ends the
-// text and is not printed; -1: no token does.
+// Prints the prompt (prompt_length > 0) and up to `count` more tokens as they come. The token `end` ends the text and
+// is not printed; -1: none does.
 static inline void generate(const Generator *g, const int *prompt, size_t prompt_length, int count, int end,
                             uint64_t stream) {
     const TrainArgs *a = g->args;
@@ -174,10 +173,10 @@ static inline void generate(const Generator *g, const int *prompt, size_t prompt
     free(logits);
 }
 
-// --generate: as many continuations of the prompt as --samples says, with a line --- between two. End-of-text ends one.
+// --generate: --samples continuations of the prompt, separated by a line ---. End-of-text ends one.
 static inline void generate_samples(const Generator *g, const int *prompt, size_t prompt_length) {
-    bool of_bytes = g->tokenizer && !g->tokenizer->merges;  // a newline starts a document, but also stands inside of it
-    int end = of_bytes ? -1 : document_start(g->tokenizer, g->vocab_size);
+    bool is_bytes = g->tokenizer && !g->tokenizer->merges;  // its start of a document, a newline, is also in the text
+    int end = is_bytes ? -1 : document_start(g->tokenizer, g->vocab_size);
     for (int i = 0; i < g->args->samples; i++) {
         if (i > 0) { puts("---"); }
         generate(g, prompt, prompt_length, g->args->generate, end, SAMPLE_STREAM + (uint64_t)i);

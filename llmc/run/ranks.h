@@ -23,7 +23,7 @@ typedef struct {
     Comm *tp;     // tensor-parallel group: neighbouring ranks, with the same data and different slices
 } Groups;
 
-// Compares items between ranks; stops if a rank differs from rank 0. `advice` ends the error. Deletes the items.
+// Stops if an item of a rank differs from rank 0's. `advice` ends the error. Deletes the items.
 static inline void check_all_have(Comm *world, cJSON *items, const char *advice) {
     const cJSON *item;
     cJSON_ArrayForEach(item, items) {
@@ -54,7 +54,7 @@ static inline void check_same_model(const ModelSource *source, Comm *world) {
     check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
 
-// Builds are compared first, since another build may have other flags. Ranks at different CPU levels round differently.
+// Compares builds first, since another build may have other flags. CPU levels count, since they round differently.
 static inline void check_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
     cJSON *build = cJSON_CreateObject(), *flags = flags_to_json(flag_table, NUM_FLAGS, a);
     cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
@@ -70,9 +70,9 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
 }
 
 #ifdef HAVE_CUDA
-// Runs the collectives of training once, before check_memory and --fit read the free memory: NCCL allocates the buffers
-// of an algorithm at its first use, 0.5 to 1.6 GB in a group (NCCL's issues 964 and 864), and chooses the algorithm by
-// size. With -tp, only the all-reduce of loss and norm is over the whole world.
+// Runs the collectives of training once, so that check_memory and --fit see the memory that is really free: NCCL
+// allocates the buffers of an algorithm at its first use, 0.5 to 1.6 GB in a group (NCCL's issues 964 and 864), and
+// chooses the algorithm by size. With -tp, the only collective of the whole world is the all-reduce of loss and norm.
 static inline void connect_groups(const Groups *groups) {
     const size_t largest = (size_t)64 << 20;
     Comm *world = groups->world, *comms[3] = {groups->dp, groups->tp, world};
@@ -102,7 +102,7 @@ static inline void connect_groups(const Groups *groups) {
 }
 #endif
 
-// Splits the world, and allocates what the collectives of its groups need on a GPU.
+// Splits the world into groups, and connects them on a GPU.
 static inline Groups groups_of(const TrainArgs *a, Comm *world) {
     int t = a->tensor_parallel;
     Groups groups = {world, world, NULL};
@@ -118,8 +118,7 @@ static inline Groups groups_of(const TrainArgs *a, Comm *world) {
     return groups;
 }
 
-// The groups of a run, whose collectives read and write the memory of `device`. host: from comm_open. Close with
-// close_groups.
+// The groups of a run on `device`. host: from comm_open. Close with close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
     CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank, a->gpus_per_node, a->shared_folder};
     check_same_flags(a, device, host);
@@ -134,7 +133,7 @@ static inline void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
-// Ranks other than 0 print nothing, and the ranks of a machine divide its cores.
+// Silences all ranks but rank 0, and divides the cores of a machine among its ranks.
 static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         run_error("could not open /dev/null: %s", strerror(errno));
@@ -144,17 +143,17 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
 }
 
-// Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
-// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
-// again.
+// Lets idle OpenMP threads spin only briefly. Long spinning uses up the time slice that another thread needs: with two
+// other busy programs, a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program
+// executes itself again.
 static inline void limit_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
-    char path[PATH_LENGTH];  // started as /proc/self/exe, the process would be named "exe"
+    char path[PATH_LENGTH];  // resolved, or else the process is named "exe"
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
     if (length <= 0) { return; }
     path[length] = 0;
     setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv(path, argv);  // if it fails, the program goes on as it is
+    execv(path, argv);  // if it fails, we go on with long spinning
 }
 
 // ---- signals
@@ -163,7 +162,7 @@ static inline void limit_spinning(char **argv) {
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
 
-// Two signals within 0.2 s count as one: `timeout` sends a signal to the program and to the program's group.
+// Two signals within 0.2 s count as one, since `timeout` signals both the program and its group.
 static inline void handle_signal(int signal_number) {
     const double one_signal = 0.2;  // seconds
     if (!received_signal) {
@@ -175,7 +174,7 @@ static inline void handle_signal(int signal_number) {
     }
 }
 
-// A signal that is ignored at the start, as under nohup and in scripts, stays ignored.
+// A signal that was ignored when the program started, as under nohup, stays ignored.
 static inline void catch_signals(void) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
     for (int i = 0; i < count; i++) {
@@ -188,5 +187,5 @@ static inline void catch_signals(void) {
     }
 }
 
-// A signal that any rank received, 0 for none. Collective: every rank calls agreed_signal.
+// A signal that any rank received; 0: none. All ranks call it.
 static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }

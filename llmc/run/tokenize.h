@@ -21,8 +21,8 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 enum { TOKENIZE_BLOCK = 1 << 20 };  // bytes
 
 typedef struct {
-    CorpusPiece of_corpus;
-    size_t begin, count;  // in the block: its first byte; its tokens
+    CorpusPiece source;
+    size_t start, count;  // its first byte in the block; its tokens
 } TokenizePiece;
 
 typedef struct {
@@ -35,8 +35,8 @@ typedef struct {
     uint16_t *tokens;  // of all pieces
     size_t num_tokens;
     uint64_t bytes_read;  // of the corpus, up to the end of the block
-    const char *trouble;  // why the piece `encoded` is no document; NULL: all pieces are encoded
-    int encoded;
+    int encoded;          // pieces with tokens
+    const char *error;    // why the next piece is not a document; NULL: all are encoded
 } TokenizeBlock;
 
 typedef struct {
@@ -66,7 +66,7 @@ static inline void block_add(TokenizeBlock *b, const CorpusPiece *from) {
     b->bytes += from->bytes + 1;  // room for the NUL of corpus_document
 }
 
-// without pieces, the corpus has ended
+// Reads the next block. It has no pieces at the end of the corpus.
 static inline void block_read(TokenizeBlock *b, Corpus *corpus) {
     CorpusPiece piece;
     b->bytes = 0;
@@ -80,26 +80,26 @@ static inline void block_encode_text(const Tokenizer *t, TokenizeBlock *b, Token
     size_t count = tokenizer_encode_with(t, &b->encoder, text, bytes, b->ids);
     uint16_t *tokens = b->tokens + b->num_tokens;
     for (size_t i = 0; i < count; i++) { tokens[i] = (uint16_t)b->ids[i]; }
-    if (piece->of_corpus.ends_document) { tokens[count++] = (uint16_t)t->end_of_text; }
+    if (piece->source.ends_document) { tokens[count++] = (uint16_t)t->end_of_text; }
     piece->count = count;
     b->num_tokens += count;
 }
 
-// encodes all pieces, or those before the first that is no document
+// Encodes the pieces, up to the first that is not a document.
 static inline void block_encode(const TokenizeJob *job, TokenizeBlock *b) {
     b->ids = (int *)xrealloc(b->ids, b->bytes * sizeof *b->ids);
     b->tokens = (uint16_t *)xrealloc(b->tokens, (b->bytes + (size_t)b->num_pieces) * sizeof *b->tokens);
     b->num_tokens = 0;
-    b->trouble = NULL;
-    for (b->encoded = 0; b->encoded < b->num_pieces && !b->trouble; b->encoded += !b->trouble) {
+    b->error = NULL;
+    for (b->encoded = 0; b->encoded < b->num_pieces && !b->error; b->encoded += !b->error) {
         TokenizePiece *piece = &b->pieces[b->encoded];
-        char *text = b->text + piece->begin;
-        if (!piece->of_corpus.is_json) {
-            block_encode_text(job->tokenizer, b, piece, text, piece->of_corpus.bytes);
+        char *text = b->text + piece->start;
+        if (!piece->source.is_json) {
+            block_encode_text(job->tokenizer, b, piece, text, piece->source.bytes);
             continue;
         }
         cJSON *json;
-        const char *document = corpus_document(text, piece->of_corpus.bytes, job->corpus.field, &json, &b->trouble);
+        const char *document = corpus_document(text, piece->source.bytes, job->corpus.field, &json, &b->error);
         if (document) { block_encode_text(job->tokenizer, b, piece, document, strlen(document)); }
         cJSON_Delete(json);
     }
@@ -114,13 +114,13 @@ static inline void block_write(TokenizeJob *job, const TokenizeBlock *b) {
         bool val = (double)w->written[SHARD_VAL] < job->args->val_share * all;
         shard_writer_append(w, val ? SHARD_VAL : SHARD_TRAIN, tokens, piece->count);
         tokens += piece->count;
-        job->documents += piece->of_corpus.ends_document;
+        job->documents += piece->source.ends_document;
     }
-    if (b->trouble) {
-        CorpusPiece bad = b->pieces[b->encoded].of_corpus;
-        bad.text = b->text + b->pieces[b->encoded].begin;
+    if (b->error) {
+        CorpusPiece bad = b->pieces[b->encoded].source;
+        bad.text = b->text + b->pieces[b->encoded].start;
         shards_delete_unfinished(w->out);
-        corpus_refuse(&job->corpus, &bad, b->trouble);
+        corpus_refuse(&job->corpus, &bad, b->error);
     }
 }
 
@@ -134,7 +134,7 @@ static inline void block_free(TokenizeBlock *b) {
 
 // ---- all blocks
 
-// a line on a terminal, rewritten each second; in a pipe, a line each minute
+// Prints the progress: each second on one line of a terminal, each minute in a pipe.
 static inline void tokenize_progress(TokenizeJob *job, uint64_t done) {
     double now = now_seconds();
     if (now - job->last_line < (job->terminal ? 1 : 60)) { return; }
@@ -200,7 +200,7 @@ static inline void tokenize_merges_path(char *path, const TokenizeJob *job) {
     tokenizer_free(&found);
 }
 
-// Writes the corpus -i as token shards --tokenize, with the tokens of tokenizer. Stops if tokenizer has no merges.
+// Writes the text in -i as token shards.
 static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenizer) {
     TokenizeJob job;
     char merges[PATH_LENGTH];
@@ -233,15 +233,15 @@ static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenize
 
 // ---- --train-bpe
 
-// Counts the words of one piece. Stops at a line that is no document.
+// Counts the words of a piece. Stops at a line that is not a document.
 static inline void train_bpe_count(BpeTrainer *trainer, const Corpus *corpus, CorpusPiece *piece) {
     if (!piece->is_json) {
         bpe_count(trainer, piece->text, piece->bytes);
         return;
     }
     cJSON *json;
-    const char *trouble, *text = corpus_document(piece->text, piece->bytes, corpus->field, &json, &trouble);
-    if (!text) { corpus_refuse(corpus, piece, trouble); }
+    const char *error, *text = corpus_document(piece->text, piece->bytes, corpus->field, &json, &error);
+    if (!text) { corpus_refuse(corpus, piece, error); }
     bpe_count(trainer, text, strlen(text));
     cJSON_Delete(json);
 }
@@ -251,13 +251,7 @@ static inline void train_bpe_path(char *path, const char *folder, const char *na
     if (access(path, F_OK) == 0) { input_error("--train-bpe: '%s' exists already; give another folder with -o", path); }
 }
 
-static inline void train_bpe_check_written(int error, const char *path) {
-    if (!error) { return; }
-    run_error("could not write '%s': %s; nothing is left of the files, so make room and try again", path,
-              strerror(error));
-}
-
-// Writes -o/vocab.json and -o/merges.txt for a vocabulary of --train-bpe tokens; without -o, in the current folder.
+// Writes vocab.json and merges.txt, with --train-bpe tokens, to -o or to the current folder.
 static inline void train_bpe(const TrainArgs *a) {
     char vocab[PATH_LENGTH], merges[PATH_LENGTH];
     const char *folder = a->run_dir ? a->run_dir : ".";
@@ -276,10 +270,13 @@ static inline void train_bpe(const TrainArgs *a) {
         input_error("-i %s holds no pair of bytes twice; give more text", a->train_data);
     }
     make_run_dir(folder);
-    train_bpe_check_written(tokenizer_write_vocab(&tokenizer, vocab), vocab);
-    int error = tokenizer_write_merges(&tokenizer, merges);
-    if (error) { unlink(vocab); }
-    train_bpe_check_written(error, merges);
+    const char *path = vocab;
+    int error = tokenizer_write_vocab(&tokenizer, path);
+    if (!error) { error = tokenizer_write_merges(&tokenizer, path = merges); }
+    if (error) {
+        unlink(vocab);
+        run_error("could not write '%s': %s; neither file is left, so make room and try again", path, strerror(error));
+    }
     printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
            plural_s(words), now_seconds() - started);
     if (tokenizer.vocab_size < a->train_bpe) {
