@@ -196,7 +196,7 @@ report "a folder of the user at RUN/best stays: a warning, and exit 1 at the las
     run 0 -o blocked -y 1
     equal "$(best_of blocked)" "$(validations blocked | tail -n 1)"
 )"
-refused "--keep-best without -o" "there is no -o" "${overfit[@]}" -v 5 --keep-best
+refused "--keep-best without -o" "no -o is given" "${overfit[@]}" -v 5 --keep-best
 refused "--keep-best without validation" "--keep-best needs the validation loss" \
     "${overfit[@]}" -v 0 --keep-best -o refused
 refused "--patience without validation" "--patience needs the validation loss" \

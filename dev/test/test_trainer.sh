@@ -740,7 +740,7 @@ refused "validation data of another kind" "-j good_0.bin is token shards; give t
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
 refused "-d that is no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
-refused "-d smaller than -b x -t" "= 2 x 16 = 32; the least is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
+refused "-d smaller than -b x -t" "= 2 x 16 = 32; the minimum is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
 refused "a micro-batch too large for any memory" "is a micro-batch of 1099511627776 tokens" \
     -i text "${model[@]}" -b 1048576 -t 1048576
 refused "too many micro-batches to count" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
@@ -776,7 +776,7 @@ refused "a number out of range" "-b takes" -i text -b 0
 refused "-k with an unknown word" "-k takes" "${tiny[@]}" -k sideways
 refused "a flag without its value" "-l takes" "${tiny[@]}" -l
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
-refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
+refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
 refused "-y 1 in a folder without a run" "found no flags in 'nothing/config.json'" -o nothing -y 1
 mkdir -p cut_short && head -c 9 whole/config.json >cut_short/config.json
