@@ -59,55 +59,25 @@ close_run() { # RUN RUN LIMIT: losses that differ by at most LIMIT, relative
 
 # ---- the model, by the functions of the trainer
 
-for ranks in 1 2 3 4; do
-    launch "$ranks" "$program" layouts
-    report "gradients, bits and bytes of every -z on $ranks ranks" "$(says "^every layout agrees")"
-done
-launch 3 "$program" files 1
-report "checkpoints of every -z on 3 ranks" "$(says "^every layout agrees")"
-rm -r alone_* first_* second_*
-if [ -x "${program}_bf16" ]; then
-    launch 3 "${program}_bf16" layouts
-    report "gradients, bits and bytes of every -z on 3 ranks in bf16" "$(says "^every layout agrees")"
-    launch 3 "${program}_bf16" files 1
-    report "checkpoints of every -z on 3 ranks in bf16" "$(says "^every layout agrees")"
-    rm -r alone_* first_* second_*
-fi
-
-for layout in "2 2" "3 3" "4 2" "4 4" "8 4"; do
-    read -r ranks slices <<<"$layout"
-    launch "$ranks" "$program" slices "$slices"
-    report "gradients, bits and bytes of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
-    launch "$ranks" "$program" files "$slices"
-    report "checkpoints of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
-    rm -r alone_* first_* second_*
-done
-if [ -x "${program}_bf16" ]; then
-    launch 4 "${program}_bf16" slices 2
-    report "gradients, bits and bytes of -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
-    launch 4 "${program}_bf16" files 2
-    report "checkpoints of -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
-    rm -r alone_* first_* second_*
-fi
-for layout in "3 1" "2 2" "4 2"; do
-    read -r ranks slices <<<"$layout"
-    launch "$ranks" "$program" late "$slices"
-    report "late collectives change no bit, -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
-done
-for layout in "1 1" "3 1" "2 2" "4 2"; do
-    read -r ranks slices <<<"$layout"
-    launch "$ranks" "$program" offload "$slices"
-    report "--offload changes no bit, -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
-done
-if [ -x "${program}_bf16" ]; then
-    launch 4 "${program}_bf16" offload 2
-    report "--offload changes no bit, -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
-fi
-for layout in "2 1" "3 1" "4 2"; do
-    read -r ranks slices <<<"$layout"
-    launch "$ranks" "$program" bytes "$slices"
-    report "allocated and sent bytes of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
-done
+# ROW...: number of ranks, and the arguments of test_processes
+agree() {
+    local row ranks arguments
+    for row; do
+        read -r ranks arguments <<<"$row"
+        # shellcheck disable=SC2086
+        launch "$ranks" "$checked" $arguments
+        report "$(basename "$checked") $arguments on $ranks ranks" "$(says "^every layout agrees")"
+        rm -rf alone_* first_* second_*
+    done
+}
+checked=$program
+agree "1 layouts" "2 layouts" "3 layouts" "4 layouts" "3 files 1"
+agree "2 slices 2" "2 files 2" "3 slices 3" "3 files 3" "4 slices 2" "4 files 2" "4 slices 4" "4 files 4" \
+    "8 slices 4" "8 files 4"
+agree "3 late 1" "2 late 2" "4 late 2" "1 offload 1" "3 offload 1" "2 offload 2" "4 offload 2"
+agree "2 bytes 1" "3 bytes 1" "4 bytes 2"
+checked=${program}_bf16
+[ ! -x "$checked" ] || agree "3 layouts" "3 files 1" "4 slices 2" "4 files 2" "4 offload 2"
 
 # ---- the trainer: 12 sequences an update
 
@@ -115,29 +85,39 @@ model=(-i text -e l3h3c24 -t 16 -l 3e-3 -c 0.1 -s 8 -g 4 --top-k 3)
 together=("${model[@]}" -j "$folder/held" -d 192 -v 10 -m -1)
 
 mixed=$trainer trainer=$fp32
-report "50 steps on one rank" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
-for layout in "2 0" "3 1" "2 2" "4 3" "3 3 -r 4 -rk 2"; do
-    read -r ranks stage more <<<"$layout"
+samples() { sed -n '/^---$/,/^---$/p' "$1"; }
+report "50 steps and samples on one rank" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one --temperature 0)"
+cp "$out" one_text
+for layout in "2 -z 0" "3 -z 1" "2 -z 2" "4 -z 3" "3 -z 3 -r 4 -rk 2" "2 -tp 2" "3 -tp 3 -r 0 -ra 0" \
+    "4 -tp 2 -r 2" "4 -tp 2 -z 1 -r 3" "4 -tp 2 -z 3 -r 4 -rk 2" "4 -tp 4"; do
+    read -r ranks flags <<<"$layout"
     # shellcheck disable=SC2086
-    report "50 steps with -z $stage${more:+ $more} on $ranks ranks agree with one rank" "$(
-        run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -n 50 -o "many_$ranks$stage" $more
-        close_run "many_$ranks$stage" one 1e-5
+    report "50 steps and samples with $flags on $ranks ranks agree with one rank" "$(
+        run 0 "$ranks" "${together[@]}" -b 1 -x 50 -n 50 -o many --temperature 0 $flags
+        close_run many one 1e-5
+        cmp <(samples "$out") <(samples one_text) 2>&1
+        [ "$(grep -c 'sample at' "$out")" = 7 ] || echo "expected 7 samples, all of rank 0"
+        rm -r many
     )"
 done
 
-report "updates of one micro-batch have the same bits at every -z" "$(
-    for stage in 0 1 2 3; do
-        run 0 4 "${together[@]}" -b 3 -z "$stage" -x 6 -n 6 -om 8bit -o "bits_$stage"
-        same_run "bits_$stage" bits_0 step_00000006
+# same_bits FLAGS FLAGS...: 4 ranks with any of these flags have the bits of the first
+same_bits() {
+    local n=0 flags
+    for flags; do
+        # shellcheck disable=SC2086
+        run 0 4 "${together[@]}" -x 6 -n 6 $flags -o "bits_$n"
+        same_run "bits_$n" bits_0 step_00000006
+        n=$((n + 1))
     done
+    rm -r bits_*
+}
+report "updates of one micro-batch have the same bits at every -z" "$(same_bits "-b 3 -om 8bit -z "{0,1,2,3})"
+report "updates of one micro-batch with -f 2 have the same bits at every -z" "$(same_bits "-b 3 -f 2 -z "{0,1,2,3})"
+report "updates with -tp have the same bits at every -z, -r and -ra" "$(
+    same_bits "-b 6 -tp 2 -om 8bit "{"-z 0 -r 0 -ra 0","-z 0 -r 0","-z 1 -r 1 -ra 0","-z 2 -r 2","-z 3 -r 3"} \
+        "-b 6 -tp 2 -om 8bit -z 3 -r 4 -rk 2"
 )"
-report "updates of one micro-batch with -f 2 have the same bits at every -z" "$(
-    for stage in 0 1 2 3; do
-        run 0 4 "${together[@]}" -b 3 -f 2 -z "$stage" -x 6 -n 6 -o "rounded_$stage"
-        same_run "rounded_$stage" rounded_0 step_00000006
-    done
-)"
-report "only rank 0 prints samples" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo "expected one sample")"
 
 # uint16, little-endian
 words() {
@@ -157,36 +137,50 @@ report "the ranks share HellaSwag's examples and find the score of one rank" "$(
             words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
         done
     } >dev/data/hellaswag/hellaswag_val.bin
-    for ranks in 1 2 4; do
-        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -z 3 -h 1 -o "hella_$ranks"
-        found=$(grep -c hellaswag "hella_$ranks/metrics.jsonl")
+    for layout in "1" "2 -z 3" "4 -z 3" "2 -tp 2 -z 3" "4 -tp 2 -z 3"; do
+        read -r ranks flags <<<"$layout"
+        name=hella_$ranks${flags//[^0-9]/}
+        # shellcheck disable=SC2086
+        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 $flags -h 1 -o "$name"
+        found=$(grep -c hellaswag "$name/metrics.jsonl")
         [ "$found" -eq 2 ] || echo "$found scores, expected 2"
-        diff <(grep hellaswag hella_1/metrics.jsonl) <(grep hellaswag "hella_$ranks/metrics.jsonl")
+        diff <(grep hellaswag hella_1/metrics.jsonl) <(grep hellaswag "$name/metrics.jsonl")
     done
 )"
 
 # ---- checkpoints do not depend on the layout
 
-report "a run with -z 3 on 4 ranks, uninterrupted and resumed: equal bits" "$(
-    run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o whole
-    run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o split --time-limit 0
-    rm -r split/step_00000010
-    run 0 4 -b 1 -o split -y 1 -x 10
-    same_run split whole step_00000010
-)"
-for layout in "1 0" "2 1" "3 2"; do
-    read -r ranks stage <<<"$layout"
-    report "it resumes with -z $stage on $ranks ranks" "$(
-        cp -r whole "again_$ranks" && rm -r "again_$ranks/step_00000010"
-        run 0 "$ranks" -o "again_$ranks" -y 1 -x 10 -z "$stage" -b 1
-        close_run "again_$ranks" whole 1e-5
+# a run on 4 ranks, and its resumed copy of the same bits
+for row in "whole -z 3 -om bf16" "tp_bf16 -tp 2 -z 3 -om bf16" "tp_8bit -tp 2 -z 3 -om 8bit"; do
+    read -r name flags <<<"$row"
+    # shellcheck disable=SC2086
+    report "a run with $flags on 4 ranks, uninterrupted and resumed: equal bits" "$(
+        run 0 4 "${together[@]}" -b 1 -x 10 -n 5 $flags -o "$name"
+        cp -r "$name" "second_$name" && rm -r "second_$name/step_00000010"
+        run 0 4 -b 1 -o "second_$name" -y 1 -x 10
+        same_run "second_$name" "$name" step_00000010
     )"
 done
-report "a run on one rank resumes with -z 3 on 4 ranks" "$(
+report "runs to resume in other layouts" "$(
     run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
-    cp -r alone four && rm -r four/step_00000010
-    run 0 4 -o four -y 1 -z 3
-    close_run four alone 1e-5
+    run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
+)"
+for row in "whole 1 -z 0" "whole 2 -z 1" "whole 3 -z 2" "alone 4 -z 3" \
+    "tp 1 -tp 1 -z 0" "tp 4 -tp 1 -z 1" "tp 4 -tp 4 -z 0"; do
+    read -r name ranks flags <<<"$row"
+    # shellcheck disable=SC2086
+    report "the run '$name' resumes with $flags on $ranks ranks" "$(
+        cp -r "$name" again && rm -r again/step_00000010
+        run 0 "$ranks" -o again -y 1 -x 10 -b 1 $flags
+        close_run again "$name" 1e-5
+        rm -r again
+    )"
+done
+report "another -tp rounds 8-bit moments again, with a note" "$(
+    rm -r second_tp_8bit/step_00000010
+    run 0 1 -o second_tp_8bit -y 1 -x 10 -tp 1 -b 1
+    says '^note .*moments were in 2 slices, are now in 1: they were rounded to 8 bits again'
+    close_run second_tp_8bit tp_8bit 1e-4
 )"
 
 # ---- bf16 weights. test_processes train does not read the flags of a resumed run, so each command gives all flags
@@ -221,65 +215,6 @@ if [ -x "${program}_bf16" ]; then
     done
 fi
 
-# ---- tensor parallelism, by the trainer
-
-trainer=$fp32
-report "50 steps and samples on one rank" "$(
-    run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0
-)"
-cp "$out" whole_text
-samples() { sed -n '/^---$/,/^---$/p' "$1"; }
-for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -rk 2" "4 4 0"; do
-    read -r ranks slices stage more <<<"$layout"
-    name=slices_$ranks$slices$stage
-    # shellcheck disable=SC2086
-    report "50 steps and samples with -tp $slices -z $stage${more:+ $more} on $ranks ranks agree with one rank" "$(
-        run 0 "$ranks" "${together[@]}" -b 1 -tp "$slices" -z "$stage" -x 50 -n 50 -o "$name" --temperature 0 $more
-        close_run "$name" whole_model 1e-5
-        cmp <(samples "$out") <(samples whole_text) 2>&1
-    )"
-done
-report "updates with -tp have the same bits at every -z, -r and -ra" "$(
-    for flags in "-z 0 -r 0 -ra 0" "-z 0 -r 0" "-z 1 -r 1 -ra 0" "-z 2 -r 2" "-z 3 -r 3" "-z 3 -r 4 -rk 2"; do
-        # shellcheck disable=SC2086
-        run 0 4 "${together[@]}" -b 6 -tp 2 -x 6 -n 6 -om 8bit $flags -o "same_${flags//[^0-9]/}"
-        same_run "same_${flags//[^0-9]/}" same_000 step_00000006
-    done
-)"
-report "HellaSwag's score with -tp is that of one rank" "$(
-    run 0 1 "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -h 1 -o hella_whole
-    for layout in "2 2" "4 2"; do
-        read -r ranks slices <<<"$layout"
-        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -tp "$slices" -z 3 -h 1 -o "hella_$ranks$slices"
-        diff <(grep hellaswag hella_whole/metrics.jsonl) <(grep hellaswag "hella_$ranks$slices/metrics.jsonl")
-    done
-)"
-for moments in bf16 8bit; do
-    report "a run with -tp 2 -z 3 -om $moments on 4 ranks, uninterrupted and resumed: equal bits" "$(
-        flags=(-b 1 -tp 2 -z 3 -x 10 -n 5 -om "$moments")
-        run 0 4 "${together[@]}" "${flags[@]}" -o "tp_$moments"
-        cp -r "tp_$moments" "second_$moments" && rm -r "second_$moments/step_00000010"
-        run 0 4 -o "second_$moments" -y 1 -x 10
-        same_run "second_$moments" "tp_$moments" step_00000010
-    )"
-done
-report "a run with -tp 2 -z 3 on 4 ranks in fp32" "$(
-    run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
-)"
-for layout in "1 1 0" "4 1 1" "4 4 0"; do
-    read -r ranks slices stage <<<"$layout"
-    report "it resumes with -tp $slices -z $stage on $ranks ranks" "$(
-        cp -r tp "tp_$ranks$slices" && rm -r "tp_$ranks$slices/step_00000010"
-        run 0 "$ranks" -o "tp_$ranks$slices" -y 1 -x 10 -tp "$slices" -z "$stage" -b 1
-        close_run "tp_$ranks$slices" tp 1e-5
-    )"
-done
-report "another -tp rounds 8-bit moments again, with a note" "$(
-    rm -r second_8bit/step_00000010
-    run 0 1 -o second_8bit -y 1 -x 10 -tp 1 -b 1
-    says '^note .*moments were in 2 slices, are now in 1: they were rounded to 8 bits again'
-    close_run second_8bit tp_8bit 1e-4
-)"
 trainer=$mixed
 if [ -x "${program}_bf16" ]; then
     least=("${together[@]}" -b 1 -x 50 -w none -om 8bit)
@@ -293,27 +228,19 @@ fi
 
 # ---- the plan
 
-report "a run's banner has the memory and sent bytes of --plan, -z 3" "$(
-    run 0 4 "${together[@]}" -b 3 -z 3 -x 1 -o planned
-    memory=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
-    sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
-    run 0 1 "${together[@]}" -b 3 -z 3 --plan=json -pn 4
-    [ "$(grep -c '"rank":' "$out")" -eq 4 ] || echo "expected 4 ranks"
-    awk -v memory="$memory" -v sent="$sent" '/"total":/ { found += sprintf("%.1f", $2 / 1048576) == memory }
-        /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
-        END { if (found != 8) print found " of 8 numbers are equal to the banner: " memory " " sent }' "$out"
-)"
-
-report "a run's banner has the memory and sent bytes of --plan, -tp 2 -z 2" "$(
-    run 0 4 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 -x 1 -o planned_slices
-    memory=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
-    sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
-    run 0 1 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 --plan=json -pn 4
-    awk -v memory="$memory" -v sent="$sent" '/"total":/ { ranks++; found += sprintf("%.1f", $2 / 1048576) == memory }
-        /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
-        END { if (ranks != 4 || found != 8) print found " of 8 numbers are equal to the banner: " memory " " sent }' \
-        "$out"
-)"
+for flags in "-z 3" "-z 2 -tp 2 -r 2"; do
+    # shellcheck disable=SC2086
+    report "a run's banner has the memory and sent bytes of --plan, $flags" "$(
+        run 0 4 "${together[@]}" -b 3 $flags -x 1 -o "planned${flags//[^0-9]/}"
+        memory=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
+        sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
+        run 0 1 "${together[@]}" -b 3 $flags --plan=json -pn 4
+        awk -v memory="$memory" -v sent="$sent" '
+            /"total":/ { ranks++; found += sprintf("%.1f", $2 / 1048576) == memory }
+            /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
+            END { if (ranks != 4 || found != 8) print found " of 8 numbers are the banner: " memory " " sent }' "$out"
+    )"
+done
 
 report "-r auto: ranks divide the machine's memory, as --plan predicts" "$(
     of() { sed -nE 's/^chosen +-r 0: [0-9.]+ of ([0-9.]+) GiB$/\1/p' "$out"; }

@@ -82,17 +82,11 @@ write_shard() {
 
 seq 1 1500 >text
 printf 'too short' >short
-: >empty
-: >empty.bin
 mapfile -t ids < <(awk 'BEGIN { for (i = 0; i < 240; i++) print (i * 7919 + 50256) % 50257 }')
 write_shard good_0.bin 20240520 1 120 "${ids[@]:0:120}"
 write_shard good_1.bin 20240520 1 120 "${ids[@]:120}"
-write_shard magic.bin 20240521 1 120 "${ids[@]:0:120}"
-write_shard version.bin 20240520 2 120 "${ids[@]:0:120}"
 write_shard promises.bin 20240520 1 121 "${ids[@]:0:120}"
-write_shard longer.bin 20240520 1 119 "${ids[@]:0:120}"
 write_shard ids.bin 20240520 1 120 "${ids[@]:0:99}" 50257 "${ids[@]:0:20}"
-head -c 700 good_0.bin >header.bin
 
 model=(-e l1h2c16)
 batch=(-b 2 -t 16 -d 64)
@@ -216,44 +210,6 @@ report "the largest seed resumes" "$(
 
 # ---- interrupted and failing runs
 
-report "a killed run resumes" "$(
-    "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 2 -o killed >"$out" 2>"$err" &
-    child=$!
-    for ((i = 0; i < 3000; i++)); do
-        [ ! -d killed/step_00000020 ] || break
-        sleep 0.02
-    done
-    { kill -9 "$child" && wait "$child"; } 2>/dev/null
-    last=$(checkpoints killed | grep -oE 'step_[0-9]{8}( |$)' | tail -n 1)
-    last=$((10#${last//[!0-9]/}))
-    holds "$last >= 20"
-    printf '{"step":1' >>killed/metrics.jsonl # half a line
-    mkdir -p killed/step_99999999.tmp && echo half >killed/step_99999999.tmp/model.safetensors
-    run 0 "${tiny[@]}" -x $((last + 15)) -n 10 -nk 2 -o killed -y 1
-    matches "$out" "^resumed +at step $last\$"
-    equal "$(steps killed)" "$(seq -s ' ' 1 $((last + 15)))"
-    equal "$(grep -vE '^\{"step":[0-9]+,.*\}$' killed/metrics.jsonl)" ""
-)"
-report "a full disk while saving leaves the earlier checkpoint whole" "$(
-    cp -r again full && rm -r full/step_00000006
-    before=$(cksum full/step_00000003/*)
-    for limit in 1 8 40; do # KiB per file; 40: all files but the optimizer's fit
-        status=0
-        (
-            trap '' XFSZ # the write fails, as on a full disk
-            ulimit -f $limit
-            exec "$trainer" "${full[@]}" -x 6 -o full -y 1
-        ) >"$out" 2>"$err" || status=$?
-        equal $status 1
-        one_line "$err"
-        equal "$(checkpoints full)" "step_00000003"
-        equal "$(cksum full/step_00000003/*)" "$before"
-    done
-    says "$err" "could not save checkpoint 'full/step_00000006': File too large"
-    run 0 "${full[@]}" -x 6 -o full -y 1
-    same whole/step_00000006/model.safetensors full/step_00000006/model.safetensors
-    equal "$(metrics full)" "$(metrics whole)"
-)"
 # started FILE PATTERN: waits until a line of the file matches
 started() {
     for ((i = 0; i < 3000; i++)); do
@@ -375,12 +331,6 @@ report "the progress line fits into 80 columns" "$(
 report "-nk and -nm delete all other checkpoints" "$(
     run 0 "${tiny[@]}" -x 10 -n 1 -nk 2 -nm 4 -o rotated
     equal "$(checkpoints rotated)" "step_00000004 step_00000008 step_00000009 step_00000010"
-)"
-report "-d accumulates: micro-batches of 1, 2 and 4 sequences give the same update" "$(
-    for b in 1 2 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -x 3 -o micro$b; done
-    for b in 1 2; do
-        close_losses micro$b micro4
-    done
 )"
 report "-x -1 is one epoch" "$(
     run 0 -i text "${model[@]}" "${quiet[@]}" -b 4 -t 16 -d 128 -o epoch
@@ -634,12 +584,6 @@ report "the error of a run that does not fit names flags that fit" "$(
     run 0 --plan -e d12 -t 16 -b $sequences -s 0 "${flags[@]}"
     holds "$(total) <= $room"
 )"
-report "every -r gives the same losses" "$(
-    for r in 0 1 2 3 4; do run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r $r -o level$r; done
-    for r in 1 2 3 4; do equal "$(losses level$r)" "$(losses level0)"; done
-    run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r 4 -rk 2 -rn 2 -o level5
-    equal "$(losses level5)" "$(losses level0)"
-)"
 report "-r auto is printed, gives the same losses twice, and is not chosen with -r N" "$(
     run 0 "${tiny[@]}" -x 4 -n 2 -o auto
     matches "$out" '^chosen    -r 0: 0\.00 of [0-9]+\.[0-9]{2} GiB$'
@@ -720,19 +664,8 @@ refused "text for a model with GPT-2's vocabulary" "first make a token shard of 
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
 refused "a folder without a model" "without model.safetensors" -i text -e dev_null
 refused "no validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
-refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
-refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
-refused "a folder as data" "is a directory" -i whole "${model[@]}"
 refused "a token shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
-refused "a token shard that is too long" "its header says 119 tokens" -i longer.bin "${model[@]}" -t 16
-refused "a token shard cut short within its header" \
-    "could not read the header of header.bin: the file ends too early" -i header.bin "${model[@]}"
-refused "a token shard with another magic number" \
-    "magic.bin is no file of a known kind, expected a token shard" -i magic.bin "${model[@]}"
-refused "a token shard of another version" "version 2" -i version.bin "${model[@]}"
-refused "a bad token shard among good ones" "magic.bin is no file of a known kind" -i '[gm]*.bin' "${model[@]}"
 refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
-refused "text and token shards in one glob" "token shards and text alike" -i '[gt]*' "${model[@]}"
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new
@@ -744,8 +677,6 @@ refused "-d smaller than -b x -t" "= 2 x 16 = 32; the minimum is 32" -i text "${
 refused "a micro-batch too large for any memory" "is a micro-batch of 1099511627776 tokens" \
     -i text "${model[@]}" -b 1048576 -t 1048576
 refused "too many micro-batches to count" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
-refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
-refused "a model too large for any memory" "parameters is more than" -i text -e l999999h999999c999999
 refused "-e with an unknown word" "neither a shape (d6 d12" -i text -e d13 -o new
 refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 positions" -i text -e d12 -t 2048 -o new
 refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" \
@@ -756,25 +687,11 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
-refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
 refused "-r past the last level" "-r takes 0, 1, 2, 3, 4 or auto; found '5'" -i text -r 5
-for value in 3 aut AUTO; do
-    refused "-f $value" "-f takes 0, 1, 2 or auto; found '$value'" "${tiny[@]}" -f $value
-done
+refused "-f with an unknown word" "-f takes 0, 1, 2 or auto; found 'AUTO'" "${tiny[@]}" -f AUTO
 refused "-rk with -r auto" "-rk 2 applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn 1 applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
-refused "-w with an unknown word" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
-refused "-om with an unknown type" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
-refused "an unknown letter" "unknown flag -zz" -zz
-refused "a word without a flag" "stray argument 'text'" text
-refused "a word as a whole number" "-b takes a whole number from 1 to 1048576; found 'four'" "${tiny[@]:0:4}" -b four
-refused "a fraction as a whole number" "-x takes a whole number" "${tiny[@]}" -x 1.5
-refused "a word as a real number" "-l takes a number" "${tiny[@]}" -l fast
-refused "nan as a number" "-l takes a number" "${tiny[@]}" -l nan
-refused "a number out of range" "-b takes" -i text -b 0
-refused "-k with an unknown word" "-k takes" "${tiny[@]}" -k sideways
-refused "a flag without its value" "-l takes" "${tiny[@]}" -l
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
@@ -825,36 +742,13 @@ last=bad/step_00000006
 rm $last/manifest.json
 sed 's/"shards"/"others"/' whole/step_00000006/state.json >old_state.json
 cp old_state.json $last/state.json
-sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
-refused "config.json with more layers than the weights" "has no tensor h.1.ln_1.weight" "${resume[@]}"
-cp whole/step_00000006/config.json $last
-head -c 40 old_state.json >$last/state.json
-refused "state.json cut short" "is not a JSON object" "${resume[@]}"
-sed 's/"step":\([[:space:]]*\)6/"step":\1"six"/' old_state.json >$last/state.json
-refused "state.json with a word as the step" "no number named \"step\"" "${resume[@]}"
 sed 's/"position":\([[:space:]]*\)/"position":\1-/' old_state.json >$last/state.json
 refused "state.json with a negative position" "expected a whole number" "${resume[@]}"
-rm $last/state.json
-refused "no state.json" "state.json' is missing" "${resume[@]}"
-cp old_state.json $last/state.json
-cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
 sed 's/"step":\([[:space:]]*\)6/"step":\14/' old_state.json >$last/state.json
 refused "state.json of another step" "says step 4, and its folder is named for another" "${resume[@]}"
 cp old_state.json $last/state.json
-refused "optimizer.safetensors with weights" "has no tensor m.wte.weight" "${resume[@]}"
-rm $last/optimizer.safetensors
-refused "no optimizer.safetensors" "optimizer.safetensors' could not be opened" "${resume[@]}"
-cp whole/step_00000006/optimizer.safetensors $last
 head -c -1 whole/step_00000006/model.safetensors >$last/model.safetensors
 refused "weights cut short" "bytes of data, expected" "${resume[@]}"
 refused "--generate with weights cut short" "bytes of data, expected" --generate 5 -e $last
-sed 's/"shape":\[256,16\]/"shape":[256,17]/' whole/step_00000006/model.safetensors >$last/model.safetensors
-refused "a safetensors header with a wrong shape" \
-    "gives tensor 'wte.weight' 16384 bytes, expected those of its shape in F32" \
-    "${resume[@]}"
-printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
-refused "a safetensors header longer than its file" \
-    "says that its header has 2147483647, expected at most" "${resume[@]}"
-refused "a text as weights" "-e: text is no file of a known kind, expected a GPT-2" -i text -e text
 
 end_tests
