@@ -93,7 +93,7 @@ static const Backend *counting_backend(void) {
 // ---- models
 
 // r: -r. Segments of -r 4 have two or three blocks, so that the next bucket is in the other buffer or in the same.
-static ModelOptions options_for(int stage, int r, int micro_steps, const Comm *dp) {
+static ModelOptions options_for(int stage, int r, int micro_steps, const Groups *groups) {
     ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = counting_backend();
@@ -109,10 +109,11 @@ static ModelOptions options_for(int stage, int r, int micro_steps, const Comm *d
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
     p.classifier_rows = 5;  // of 22: several chunks, the last one shorter
     p.fuse_gelu = micro_steps > 1;
-    p.sharding.dp_size = dp->size;
-    p.sharding.dp_rank = dp->rank;
-    p.sharding.stage = dp->size > 1 ? stage : 0;
-    p.sharding.tp_size = 1;
+    p.sharding.dp_size = groups->dp->size;
+    p.sharding.dp_rank = groups->dp->rank;
+    p.sharding.stage = groups->dp->size > 1 ? stage : 0;
+    p.sharding.tp_size = groups->tp->size;
+    p.sharding.tp_rank = groups->tp->rank;
     return p;
 }
 
@@ -279,7 +280,7 @@ static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
 // a model on one rank, with the gradients of the batches of `ranks` ranks
 static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     Groups groups = {single, single, single};
-    ModelOptions p = options_for(0, r, micro_steps * ranks, single);
+    ModelOptions p = options_for(0, r, micro_steps * ranks, &groups);
     p.gradients = DT_REAL;
     GPT2 *alone = model_make(p, groups);
     make_gradients(alone, 0, ranks);
@@ -305,7 +306,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
     double evaluated = 0;
     GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
-        GPT2 *m = model_make(options_for(stage, r, micro_steps, dp), groups);
+        GPT2 *m = model_make(options_for(stage, r, micro_steps, &groups), groups);
         make_gradients(m, 0, 1);
         check_gradients(m, alone, limit);
         check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
@@ -381,9 +382,7 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, again = k % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = options_for(stage, r, micro_steps, groups->dp);
-        p.sharding.tp_size = groups->tp->size;
-        p.sharding.tp_rank = groups->tp->rank;
+        ModelOptions p = options_for(stage, r, micro_steps, groups);
         p.gather_again = again;
         p.master = MASTER_SPLIT;
         uint64_t hash = check_slices(alone, p, groups);
@@ -451,13 +450,12 @@ static void check_padding(const Groups *groups, MasterKind master, DType moments
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
-    ModelOptions p = options_for(0, 0, 1, single);
+    ModelOptions p = options_for(0, 0, 1, &alone);
     p.master = master;
     p.moments = moments;
     p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
-    p.sharding.tp_size = groups->tp->size;
-    p.sharding.tp_rank = groups->tp->rank;
+    p.sharding = options_for(0, 0, 1, groups).sharding;
     GPT2 *m = model_make(p, *groups);
     check_decoding(m, whole);
     for (int step = 0; step < UPDATES; step++) {
@@ -556,9 +554,7 @@ static void check_late(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = (k + stage) % 3 * 2, again = (k + stage) % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = options_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
-        p.sharding.tp_size = groups->tp->size;
-        p.sharding.tp_rank = groups->tp->rank;
+        ModelOptions p = options_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups);
         p.gather_again = again;
         p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_usual_training(p, groups);
@@ -673,9 +669,7 @@ static void check_offload(const Groups *groups) {
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, micro_steps = k % 2 == 0 ? 1 : MICRO_STEPS;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = options_for(stage, r, micro_steps, groups->dp);
-        p.sharding.tp_size = groups->tp->size;
-        p.sharding.tp_rank = groups->tp->rank;
+        ModelOptions p = options_for(stage, r, micro_steps, groups);
         p.gather_again = k % 4 < 2;
         p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_offloaded(p, *groups, 0, EARLY_COPIES);
@@ -699,9 +693,7 @@ static void check_device_bytes(int t, Comm *host) {
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
     for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
-        ModelOptions p = options_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
-        p.sharding.tp_size = t;
-        p.sharding.tp_rank = groups.tp->rank;
+        ModelOptions p = options_for(stage, 2 * (stage % 3), 1 + stage % 2, &groups);
         p.gather_again = true;
         allocated()->most = 0;
         GPT2 *m = model_make(p, groups);
@@ -768,7 +760,7 @@ static void check_volume_of_stages(const Groups *groups) {
     const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
     for (int stage = 0; stage <= 3; stage++) {
         char name[32];
-        ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups);
         p.B = 1;
         p.T = VOLUME_T;
         p.recompute.layers = VOLUME_L;
@@ -789,13 +781,11 @@ static void check_volume_of_slices(const Groups *groups) {
     const uint64_t C = VOLUME_C, T = VOLUME_T, per_layer[] = {4 + 4, 4 + 6}, replicated = (6 * VOLUME_L + T + 2) * C;
     for (int again = 0; again < 2; again++) {
         char name[32];
-        ModelOptions p = options_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = options_for(0, 0, VOLUME_MICRO_STEPS, groups);
         p.B = 1;
         p.T = VOLUME_T;
         p.recompute.layers = VOLUME_L;
         p.gather_again = again;
-        p.sharding.tp_size = 2;
-        p.sharding.tp_rank = groups->tp->rank;
         uint64_t rows = (per_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
         uint64_t micro = rows + 3 * T * sizeof(real);
         Sent sent = sent_by_update(p, groups);
@@ -856,7 +846,7 @@ static void check_files(ModelOptions p, const Groups *groups, int which) {
     snprintf(second, sizeof second, "second_%d", which);
     if (world->rank == 0) {
         ModelOptions whole = p;
-        whole.sharding = options_for(0, 0, 1, single).sharding;
+        whole.sharding = options_for(0, 0, 1, &alone).sharding;
         GPT2 *m = model_make(whole, alone);
         update(m, 0);
         save_in(from, m, single);
@@ -879,9 +869,7 @@ static void check_all_files(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = k % 3 * 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = options_for(stage, r, 1, groups->dp);
-        p.sharding.tp_size = groups->tp->size;
-        p.sharding.tp_rank = groups->tp->rank;
+        ModelOptions p = options_for(stage, r, 1, groups);
         p.moments = moment_types[(k + 2) % 3];  // 8-bit moments with -w split
         check_files(p, groups, k);
     }
@@ -913,7 +901,7 @@ static int run_groups(int t, const char *command) {
     return 0;
 }
 
-// ---- a replica that drifts
+// ---- a rank that goes wrong
 
 // like the trainer's main, but a resumed run's saved flags are not read
 static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
@@ -924,30 +912,6 @@ static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     args_check(&args);
     return args;
 }
-
-// A run that compares the replicas after each step. culprit: the rank whose parameters change after step 2; -1: none.
-static int run_replicas(int culprit, int argc, char **argv) {
-    Comm *host = comm_open();
-    TrainArgs args = trainer_args(argc, argv, host);
-    Run run;
-    run_open(&run, &args, host);
-    while (run.step < run.max_steps) {
-        start_step(&run);
-        finish_step(&run);
-        if (run.step == 2 && run.groups.world->rank == culprit) {
-            GPT2 *m = &run.model;
-            floatX *weight = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
-            *weight = to_floatX(to_real(*weight) * (real)1.01);
-        }
-        check_replicas_agree(&run.model);
-        if (host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
-    }
-    run_close(&run);
-    comm_close(host);
-    return 0;
-}
-
-// ---- a faulty operation
 
 typedef struct {
     int calls, first, last;
@@ -968,34 +932,38 @@ static void faulty_attention_forward(floatX *out, real *lse, const floatX *qkv, 
     if (f->calls >= f->first && f->calls <= f->last) { out[3] = to_floatX(f->value); }
 }
 
-// A run whose weights are wrong on one rank: element 3 of wte is NaN.
-static int run_bad_weight(int rank, int argc, char **argv) {
+// The commands replicas, weight and fault, whose arguments begin with the rank that goes wrong.
+static int run_wrong(const char *command, char **arguments, int argc, char **argv) {
     Comm *host = comm_open();
     TrainArgs args = trainer_args(argc, argv, host);
+    bool replicas = strcmp(command, "replicas") == 0, weight = strcmp(command, "weight") == 0;
+    bool is_wrong = host->rank == atoi(arguments[0]);
     Run run;
     run_open(&run, &args, host);
-    if (host->rank == rank) { run.model.optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
-    advance(&run);
-    run_close(&run);
-    comm_close(host);
-    return 0;
-}
-
-// fault: rank, first call, last call, value
-static int run_fault(char **arguments, int argc, char **argv) {
-    Comm *host = comm_open();
-    TrainArgs args = trainer_args(argc, argv, host);
-    Run run;
-    run_open(&run, &args, host);
-    Ops faulty = *run.model.ops;
-    faulty.attention_forward = faulty_attention_forward;
-    const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
-    *fault() = f;
-    if (host->rank == atoi(arguments[0])) { run.model.ops = &faulty; }
+    GPT2 *m = &run.model;
+    Ops faulty = *m->ops;
+    if (weight && is_wrong) { m->optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
+    if (!replicas && !weight) {
+        const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
+        *fault() = f;
+        faulty.attention_forward = faulty_attention_forward;
+        if (is_wrong) { m->ops = &faulty; }
+    }
     while (run.step < run.max_steps) {
-        advance(&run);
-        check_replicas_agree(&run.model);
-        if (due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
+        if (replicas) {
+            start_step(&run);
+            finish_step(&run);
+        } else {
+            advance(&run);
+        }
+        if (weight) { break; }
+        if (replicas && run.step == 2 && is_wrong) {
+            floatX *param = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
+            *param = to_floatX(to_real(*param) * (real)1.01);
+        }
+        check_replicas_agree(m);
+        if (replicas && host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
+        if (!replicas && due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
     }
     run_close(&run);
     comm_close(host);
@@ -1069,9 +1037,9 @@ int main(int argc, char **argv) {
     if (timeout) { comm_timeout = atof(timeout); }
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
-    if (argc > 2 && strcmp(argv[1], "replicas") == 0) { return run_replicas(atoi(argv[2]), argc - 2, argv + 2); }
-    if (argc > 3 && strcmp(argv[1], "weight") == 0) { return run_bad_weight(atoi(argv[2]), argc - 2, argv + 2); }
-    if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_fault(argv + 2, argc - 5, argv + 5); }
+    bool one = argc > 2 && (strcmp(argv[1], "replicas") == 0 || strcmp(argv[1], "weight") == 0);
+    if (one) { return run_wrong(argv[1], argv + 2, argc - 2, argv + 2); }
+    if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_wrong(argv[1], argv + 2, argc - 5, argv + 5); }
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
     if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }
     return run_all_tests("processes");

@@ -165,7 +165,7 @@ report "runs to resume in other layouts" "$(
     run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
     run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
 )"
-for row in "whole 1 -z 0" "whole 2 -z 1" "whole 3 -z 2" "alone 4 -z 3" \
+for row in "whole 1 -z 0" "whole 2 -z 1" "whole 3 -z 2" "alone 4 -z 3 -b 3" \
     "tp 1 -tp 1 -z 0" "tp 4 -tp 1 -z 1" "tp 4 -tp 4 -z 0"; do
     read -r name ranks flags <<<"$row"
     # shellcheck disable=SC2086
