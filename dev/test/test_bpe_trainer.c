@@ -72,8 +72,7 @@ static void assert_learns(const char *text, size_t bytes, int vocab_size) {
 }
 
 // Runs of one letter are left out: there, overlapping pairs are counted differently (test_runs).
-static void test_against_plain_version(void **state) {
-    (void)state;
+TEST(test_against_plain_version) {
     char text[MAX_TEXT];
     for (uint64_t seed = 0; seed < 6; seed++) {
         for (uint64_t i = 0; i < MAX_TEXT; i++) { text[i] = "abcdefg "[rng_bits(seed, 1, i) % (seed % 2 ? 8 : 4)]; }
@@ -86,8 +85,7 @@ static void test_against_plain_version(void **state) {
 }
 
 // "aaaa" holds (a, a) three times. Once merged, "aa aa" is one pair, and no (a, a) is left.
-static void test_runs(void **state) {
-    (void)state;
+TEST(test_runs) {
     BpeTrainer trainer;
     memset(&trainer, 0, sizeof trainer);
     bpe_count(&trainer, "aaaa aaaa\naaaaa", 15);
@@ -104,8 +102,7 @@ static void test_runs(void **state) {
 }
 
 // the longest token has 255 bytes
-static void test_longest_token(void **state) {
-    (void)state;
+TEST(test_longest_token) {
     char *text = (char *)malloc(5000);
     BpeTrainer trainer;
     memset(&trainer, 0, sizeof trainer);
@@ -123,8 +120,7 @@ static void test_longest_token(void **state) {
     free(text);
 }
 
-static void test_files(void **state) {
-    (void)state;
+TEST(test_files) {
     static const char text[] =
         "the \"quoted\" and the \\ back, the \xC3\xA9t\xC3\xA9 and the \xFF\xFE \x00\x00 the and";
     BpeTrainer trainer;
@@ -155,12 +151,4 @@ static void test_files(void **state) {
     bpe_free(&trainer);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_plain_version),
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_longest_token),
-        cmocka_unit_test(test_files),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_bpe_trainer"); }

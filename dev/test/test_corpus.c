@@ -53,8 +53,7 @@ static void assert_lists(const char *name, const char *text, const char *expecte
 
 #define END "<|endoftext|>"
 
-static void test_text(void **state) {
-    (void)state;
+TEST(test_text) {
     static const char *const cases[][2] = {
         {"one\ntwo\n", "one\ntwo\n|"},
         {"", ""},
@@ -64,12 +63,11 @@ static void test_text(void **state) {
         {"a " END " b\n" END "=\n" END " \n " END "\nx" END, "a " END " b\n" END "=\n" END " \n " END "\nx" END "|"},
         {"a\n" END, "a\n|"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_lists("a.txt", cases[i][0], cases[i][1]); }
+    for (size_t i = 0; i < LEN(cases); i++) { assert_lists("a.txt", cases[i][0], cases[i][1]); }
 }
 
 // A separator near the end of a piece, behind text with and without places to cut.
-static void test_separator_at_a_cut(void **state) {
-    (void)state;
+TEST(test_separator_at_a_cut) {
     static const char *const fillers[] = {"word ", "\xE4\xBD\xA0", "x\n\n"};
     enum { BYTES = CORPUS_PIECE + 100 };
     char *text = (char *)xmalloc(BYTES + 64), *expected = (char *)xmalloc(BYTES + 64);
@@ -109,8 +107,7 @@ static void assert_pieces(const char *path, const char *text, size_t bytes, size
     corpus_close(&corpus);
 }
 
-static void test_pieces(void **state) {
-    (void)state;
+TEST(test_pieces) {
     enum { BYTES = 2 * CORPUS_WINDOW + 12345 };
     char *text = (char *)xmalloc(BYTES);
     for (size_t i = 0; i < BYTES; i++) { text[i] = "abc de\n"[rng_bits(1, 0, i) % 7]; }
@@ -124,8 +121,7 @@ static void test_pieces(void **state) {
 
 // ---- JSON lines
 
-static void test_json(void **state) {
-    (void)state;
+TEST(test_json) {
     assert_lists("a.jsonl",
                  "{\"text\":\"one\"}\n\n  \r\n{\"id\":[{\"text\":1}],\"text\":\"two\\n\\u00e9\\ud83d\\ude00\"}\r\n",
                  "one|two\n\xC3\xA9\xF0\x9F\x98\x80|");
@@ -134,11 +130,11 @@ static void test_json(void **state) {
     assert_lists("a.jsonl", "", "");
     static const char *const broken[] = {"{\"text\":\"a\"",        "[1]",       "{\"text\":\"a\"} x", "plain",
                                          "{\"text\":\"\\ud800\"}", "{'text':1}"};
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+    for (size_t i = 0; i < LEN(broken); i++) {
         assert_lists("a.jsonl", broken[i], "is no JSON object; expected an object a line|");
     }
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
-    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+    for (size_t i = 0; i < LEN(other); i++) {
         assert_lists("a.jsonl", other[i], "has no string in the field; name the field of the text with --field|");
     }
     Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");
@@ -146,8 +142,7 @@ static void test_json(void **state) {
     free(found.text);
 }
 
-static void test_long_line(void **state) {
-    (void)state;
+TEST(test_long_line) {
     enum { BYTES = 3 * CORPUS_WINDOW };
     char *text = (char *)xmalloc(BYTES + 64);
     int at = sprintf(text, "{\"text\":\"");
@@ -196,8 +191,7 @@ static void assert_shards(size_t count, size_t step, const char *name) {
     token_files_close(&files);
 }
 
-static void test_shards(void **state) {
-    (void)state;
+TEST(test_shards) {
     assert_shards(1, 1, "one");
     assert_shards(1000, 1000, "full");
     assert_shards(3001, 7, "small_steps");
@@ -217,8 +211,7 @@ static void close_blocked(void *out) {
     shard_writer_close(&w);
 }
 
-static void test_existing_shards(void **state) {
-    (void)state;
+TEST(test_existing_shards) {
     write_file("left_train_000001.bin.part", "a", 1);
     write_file("left_train_000002.bin.part", "a", 1);
     write_file("left_val_000000.bin.part", "a", 1);
@@ -247,17 +240,9 @@ static void open_corpus(void *pattern) {
     corpus_close(&corpus);
 }
 
-static void test_errors(void **state) {
-    (void)state;
+TEST(test_errors) {
     assert_stops(EXIT_BAD_INPUT, "no file matches", open_corpus, (void *)temp_path("absent*"));
     assert_stops(EXIT_BAD_INPUT, "is a folder; name its files", open_corpus, (void *)temp_dir());
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),   cmocka_unit_test(test_separator_at_a_cut), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_json),   cmocka_unit_test(test_long_line),          cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_existing_shards),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_corpus"); }

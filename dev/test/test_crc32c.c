@@ -3,8 +3,7 @@
 #include "llmc/common/crc32c.h"
 
 // RFC 3720, appendix B.4; the last is the check value of every catalogue of CRCs
-static void test_vectors(void **state) {
-    (void)state;
+TEST(test_vectors) {
     uint8_t bytes[32];
     memset(bytes, 0, sizeof bytes);
     assert_int_equal(crc32c(0, bytes, 32), 0x8A9136AA);
@@ -24,8 +23,7 @@ static void fill(uint8_t *bytes, size_t n) {
 }
 
 // any split gives the CRC of the whole, also at odd addresses
-static void test_continues(void **state) {
-    (void)state;
+TEST(test_continues) {
     uint8_t bytes[100];
     fill(bytes, sizeof bytes);
     uint32_t whole = crc32c(0, bytes, sizeof bytes);
@@ -35,8 +33,7 @@ static void test_continues(void **state) {
 }
 
 // ranges in a wrong order, of two ranks
-static void test_any_order(void **state) {
-    (void)state;
+TEST(test_any_order) {
     enum { BYTES = 100000, RANGE = 777 };
     static uint8_t bytes[BYTES];
     fill(bytes, BYTES);
@@ -53,8 +50,7 @@ static void test_any_order(void **state) {
 }
 
 // a burst of up to 32 flipped bits is always found: here every single bit, and every byte set to another value
-static void test_finds_flips(void **state) {
-    (void)state;
+TEST(test_finds_flips) {
     uint8_t bytes[64];
     fill(bytes, sizeof bytes);
     uint32_t whole = crc32c(0, bytes, sizeof bytes);
@@ -67,12 +63,4 @@ static void test_finds_flips(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_continues),
-        cmocka_unit_test(test_any_order),
-        cmocka_unit_test(test_finds_flips),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_crc32c"); }

@@ -6,8 +6,7 @@ The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowe
 #include "llmc/run/run_dir.h"
 
 // A loss that is equal to the lowest, or not finite, is no new lowest. Numbers are those of metrics.jsonl, 9 digits.
-static void test_counting(void **state) {
-    (void)state;
+TEST(test_counting) {
     Evaluations e = {false, -1, -1, DBL_MAX, 0, 0, DBL_MAX};
     static const struct {
         double loss;
@@ -31,8 +30,7 @@ static void test_counting(void **state) {
 }
 
 // Of a run that resumes after a step, lines of later steps and half a line do not count; step 0 is a new run.
-static void test_resumed(void **state) {
-    (void)state;
+TEST(test_resumed) {
     static const char metrics[] = "{\"step\":0,\"val_loss\":5.5}\n{\"step\":1,\"loss\":0.1,\"grad_norm\":1}\n"
                                   "{\"step\":2,\"val_loss\":2.25}\n{\"step\":2,\"hellaswag\":0.25}\n"
                                   "{\"step\":4,\"val_loss\":null}\n{\"step\":6,\"val_loss\":3.5}\n"
@@ -52,7 +50,7 @@ static void test_resumed(void **state) {
     memset(&a, 0, sizeof a);
     a.run_dir = temp_path("");
     Comm *world = comm_open();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < LEN(rows); i++) {
         long long step = rows[i].resumed;
         Evaluations e = evaluations_read(&a, rows[i].scores ? "hellaswag_val.bin" : NULL, step, world);
         a.val_every = 2;
@@ -68,8 +66,7 @@ static void test_resumed(void **state) {
 }
 
 // RUN/best of this version has the loss in state.json, of an older version in best.json.
-static void test_best_val_loss(void **state) {
-    (void)state;
+TEST(test_best_val_loss) {
     const char *run = temp_path("run");
     assert_int_equal(mkdir(run, 0777), 0);
     assert_int_equal(mkdir(temp_path("run/best"), 0777), 0);
@@ -83,8 +80,4 @@ static void test_best_val_loss(void **state) {
     assert_true(best_val_loss(run) == 1.5);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counting), cmocka_unit_test(test_resumed),
-                                       cmocka_unit_test(test_best_val_loss)};
-    return cmocka_run_group_tests_name("evaluations", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("evaluations"); }

@@ -170,8 +170,7 @@ static void check_kind(const Arrays *from, Sizes s, int kind) {
     free(start), free(one), free(many), free(wanted);
 }
 
-static void test_every_kind(void **state) {
-    (void)state;
+TEST(test_every_kind) {
     Arrays *start = arrays_make();
     for (int kind = 0; kind < NUM_KINDS; kind++) {
         for (int s = 0; kernel_exists(kind) && s < 5; s++) { check_kind(start, sizes[s], kind); }
@@ -180,8 +179,7 @@ static void test_every_kind(void **state) {
 }
 
 // every size with each single property, and a few together
-static void test_every_size(void **state) {
-    (void)state;
+TEST(test_every_size) {
     static const int kinds[] = {0,
                                 A_TRANSPOSED,
                                 B_TRANSPOSED,
@@ -195,10 +193,10 @@ static void test_every_size(void **state) {
                                 BF16_INPUTS | A_TRANSPOSED,
                                 BF16_INPUTS | B_TRANSPOSED};
     Arrays *start = arrays_make();
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+    for (size_t s = 0; s < LEN(sizes); s++) {
         assert_true(sizes[s].M * sizes[s].N <= LARGEST && sizes[s].M * sizes[s].K <= LARGEST);
         assert_true(sizes[s].K * sizes[s].N <= LARGEST);
-        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        for (size_t k = 0; k < LEN(kinds); k++) {
             if (kernel_exists(kinds[k])) { check_kind(start, sizes[s], kinds[k]); }
         }
     }
@@ -206,8 +204,7 @@ static void test_every_size(void **state) {
 }
 
 // a residual that is C itself, as in x += ...
-static void test_residual_may_be_c(void **state) {
-    (void)state;
+TEST(test_residual_may_be_c) {
     Sizes s = {75, GEMM_COLS + 3, 21};
     if (DT_FLOATX != DT_REAL) { skip(); }
     Arrays *got = arrays_make(), *wanted = arrays_make();
@@ -221,8 +218,7 @@ static void test_residual_may_be_c(void **state) {
 }
 
 // a NaN and an infinity of an input reach the result, also where inputs are rounded to bf16
-static void test_nan_and_infinity(void **state) {
-    (void)state;
+TEST(test_nan_and_infinity) {
     const Sizes all[] = {{GEMM_ROWS, GEMM_COLS, 2 * VECTOR_LANES}, {75, GEMM_COLS + 3, 21}};
     for (int at = 0; at < 4; at++) {
         Sizes s = all[at % 2];
@@ -246,8 +242,7 @@ static void test_nan_and_infinity(void **state) {
 
 // With inputs rounded to bf16 a subnormal input is 0, in vectors and in the elements beside them. The largest subnormal
 // would round up to a normal number.
-static void test_subnormals_are_zero(void **state) {
-    (void)state;
+TEST(test_subnormals_are_zero) {
     Sizes s = {75, GEMM_COLS + 3, 64};
     float subnormal = nextafterf(FLT_MIN, 0);
     for (int order = 0; kernel_exists(BF16_INPUTS) && order < 4; order++) {
@@ -266,12 +261,11 @@ static void test_subnormals_are_zero(void **state) {
 }
 
 // all parts together are C, whatever the number of threads
-static void test_parts_cover_c(void **state) {
-    (void)state;
+TEST(test_parts_cover_c) {
     Matmul few_rows = {.M = 256, .N = 3072, .K = 768}, many_rows = {.M = 768, .N = 512, .K = 128};
     assert_int_equal(gemm_parts(&few_rows, 2).cols, 2);
     assert_int_equal(gemm_parts(&many_rows, 2).cols, 1);
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+    for (size_t s = 0; s < LEN(sizes); s++) {
         for (int threads = 1; threads <= 64; threads++) {
             Matmul p = {.M = sizes[s].M * 37, .N = sizes[s].N * 11, .K = sizes[s].K};
             GemmParts parts = gemm_parts(&p, threads);
@@ -284,11 +278,4 @@ static void test_parts_cover_c(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kind),          cmocka_unit_test(test_every_size),
-        cmocka_unit_test(test_residual_may_be_c),   cmocka_unit_test(test_nan_and_infinity),
-        cmocka_unit_test(test_subnormals_are_zero), cmocka_unit_test(test_parts_cover_c),
-    };
-    return cmocka_run_group_tests_name("GEMM", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("GEMM"); }

@@ -93,8 +93,7 @@ static void expect_keys(Contents *c) {
     expect_text(c, "");
 }
 
-static void test_bytes_of_a_file(void **state) {
-    (void)state;
+TEST(test_bytes_of_a_file) {
     const char *path = temp_path("small.gguf");
     const size_t vector[] = {5}, matrix[] = {17, 2};  // columns first
     GgufWriter w = write_small(path);
@@ -113,15 +112,13 @@ static void test_bytes_of_a_file(void **state) {
     }
 }
 
-static void test_unwritable_path(void **state) {
-    (void)state;
+TEST(test_unwritable_path) {
     GgufWriter w = write_small(temp_path("no_such_folder/small.gguf"));
     assert_int_equal(gguf_finish(&w), ENOENT);
 }
 
 // a limit of the file's size takes the place of a full disk; an older file stays as it is
-static void test_full_disk(void **state) {
-    (void)state;
+TEST(test_full_disk) {
     const char *path = write_file("full.gguf", "old", 3);
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
@@ -137,8 +134,7 @@ static void test_full_disk(void **state) {
     assert_int_equal(read_contents(path).size, 3);
 }
 
-static void test_discard(void **state) {
-    (void)state;
+TEST(test_discard) {
     const char *path = temp_path("discarded.gguf");
     GgufWriter w = write_small(path);
     part_discard(&w.out);
@@ -146,12 +142,4 @@ static void test_discard(void **state) {
     assert_int_equal(access(path, F_OK), -1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_of_a_file),
-        cmocka_unit_test(test_unwritable_path),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_discard),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_gguf"); }

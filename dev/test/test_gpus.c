@@ -9,8 +9,7 @@ static GpuModel gpu_named(const char *name, int capability, int multiprocessors)
     return gpu_of_properties(&p);
 }
 
-static void test_known_by_the_drivers_name(void **state) {
-    (void)state;
+TEST(test_known_by_the_drivers_name) {
     static const struct {
         const char *device, *name;
         int capability, multiprocessors;
@@ -20,7 +19,7 @@ static void test_known_by_the_drivers_name(void **state) {
                     {"NVIDIA A100-SXM4-80GB", "a100", 80, 108},
                     {"NVIDIA GeForce RTX 4090", "4090", 89, 128},
                     {"Tesla T4", "t4", 75, 40}};
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    for (size_t i = 0; i < LEN(expected); i++) {
         GpuModel gpu = gpu_named(expected[i].device, expected[i].capability, expected[i].multiprocessors);
         assert_string_equal(gpu.name, expected[i].name);
         assert_int_equal(gpu.capability, expected[i].capability);
@@ -28,8 +27,7 @@ static void test_known_by_the_drivers_name(void **state) {
 }
 
 // the published rates are those of the multiprocessors at a clock that such cards reach
-static void test_the_table_agrees_with_the_architectures(void **state) {
-    (void)state;
+TEST(test_the_table_agrees_with_the_architectures) {
     for (int i = 0; i < NUM_GPUS; i++) {
         const GpuModel *known = &known_gpus[i];
         const char *other = strstr(known->device, "GeForce") ? "another GeForce" : "another";
@@ -41,8 +39,7 @@ static void test_the_table_agrees_with_the_architectures(void **state) {
     }
 }
 
-static void test_an_unknown_gpu_is_computed(void **state) {
-    (void)state;
+TEST(test_an_unknown_gpu_is_computed) {
     GpuModel laptop = gpu_named("NVIDIA GeForce RTX 4090 Laptop GPU", 89, 76);
     assert_string_equal(laptop.name, "NVIDIA GeForce RTX 4090 Laptop ");
     assert_true(laptop.matmul_flops == 512 * 2e9 * 76);
@@ -59,11 +56,4 @@ static void test_an_unknown_gpu_is_computed(void **state) {
     assert_int_equal(future.capability, 130);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_known_by_the_drivers_name),
-        cmocka_unit_test(test_the_table_agrees_with_the_architectures),
-        cmocka_unit_test(test_an_unknown_gpu_is_computed),
-    };
-    return cmocka_run_group_tests_name("gpus", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("gpus"); }

@@ -79,8 +79,7 @@ static void check_problem(const OpCase *op, const OpShape *shape, int variant) {
 }
 
 // A step's forward and backward have neither attention_decode nor adamw_update.
-static void test_operations(void **state) {
-    (void)state;
+TEST(test_operations) {
     for (int i = 0; i < NUM_OP_CASES; i++) {
         const OpCase *op = &op_cases[i];
         const OpShape *shape;
@@ -93,7 +92,4 @@ static void test_operations(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_operations)};
-    return cmocka_run_group_tests_name("nan_check", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("nan_check"); }

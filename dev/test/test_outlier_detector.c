@@ -17,8 +17,7 @@ static double plain_zscore(const double *latest) {
     return (double)((latest[127] - mean) / sqrtl(variance / 128));
 }
 
-static void test_zscore(void **state) {
-    (void)state;
+TEST(test_zscore) {
     double values[1000];
     for (uint64_t i = 0; i < 1000; i++) { values[i] = 11 * exp(-(double)i / 50) + 1e-3 * rng_normal(1, 2, i); }
     values[300] = 1e7;  // leaves the window at 428, and must leave no trace there
@@ -34,8 +33,7 @@ static void test_zscore(void **state) {
     }
 }
 
-static void test_known_values(void **state) {
-    (void)state;
+TEST(test_known_values) {
     OutlierDetector detector = {{0}, 0};
     for (int i = 0; i < 129; i++) { outlier_zscore(&detector, 0); }
     assert_near(outlier_zscore(&detector, 1), sqrt(127), 1e-13);  // the highest z there is
@@ -46,8 +44,7 @@ static void test_known_values(void **state) {
     assert_true(outlier_zscore(&detector, 0) == 0);  // constant again: no spread
 }
 
-static void test_constant_is_zero(void **state) {
-    (void)state;
+TEST(test_constant_is_zero) {
     const double constants[] = {0, 0.1, 1. / 3, -1e-300, 3.4e38, 123456789.123456789};
     for (int c = 0; c < 6; c++) {
         OutlierDetector detector = {{0}, 0};
@@ -56,8 +53,7 @@ static void test_constant_is_zero(void **state) {
     }
 }
 
-static void test_values_that_are_not_stored(void **state) {
-    (void)state;
+TEST(test_values_that_are_not_stored) {
     const double unusable[] = {(double)NAN, (double)-NAN, (double)INFINITY, (double)-INFINITY, 1e300, -3.5e38};
     OutlierDetector clean = {{0}, 0}, disturbed = {{0}, 0};
     for (uint64_t i = 0; i < 300; i++) {
@@ -84,8 +80,7 @@ static void reload(OutlierDetector *into, const OutlierDetector *from) {
 }
 
 // a detector saved after any number of values continues with the same bits
-static void test_json_resumes_exactly(void **state) {
-    (void)state;
+TEST(test_json_resumes_exactly) {
     const uint64_t saved_after[] = {0, 1, 127, 128, 129, 200, 256, 1001};
     for (int c = 0; c < 8; c++) {
         OutlierDetector detector = {{0}, 0}, resumed;
@@ -99,8 +94,7 @@ static void test_json_resumes_exactly(void **state) {
     }
 }
 
-static void test_json_keeps_every_bit(void **state) {
-    (void)state;
+TEST(test_json_keeps_every_bit) {
     const double odd[] = {
         0., -0., 5e-324, 2.2250738585072014e-308, 0.1, 1. / 3, -(double)FLT_MAX, 4.35, 1 + DBL_EPSILON};
     OutlierDetector detector = {{0}, 0}, loaded;
@@ -110,12 +104,11 @@ static void test_json_keeps_every_bit(void **state) {
     assert_memory_equal(loaded.window, detector.window, sizeof detector.window);
 }
 
-static void test_json_refusals(void **state) {
-    (void)state;
+TEST(test_json_refusals) {
     const char *texts[] = {"null",      "{}",       "\"0x1p0\"", "[1.5]",     "[null]",     "[\"\"]",
                            "[\"one\"]", "[\"1x\"]", "[\"nan\"]", "[\"inf\"]", "[\"1e39\"]", "[\"1\", [\"1\"]]"};
     OutlierDetector detector = {{7}, 1};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    for (size_t i = 0; i < LEN(texts); i++) {
         cJSON *json = cJSON_Parse(texts[i]);
         assert_non_null(json);
         if (outlier_detector_from_json(&detector, json)) { fail_msg("accepted %s", texts[i]); }
@@ -132,15 +125,4 @@ static void test_json_refusals(void **state) {
     cJSON_Delete(long_window);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_zscore),
-        cmocka_unit_test(test_known_values),
-        cmocka_unit_test(test_constant_is_zero),
-        cmocka_unit_test(test_values_that_are_not_stored),
-        cmocka_unit_test(test_json_resumes_exactly),
-        cmocka_unit_test(test_json_keeps_every_bit),
-        cmocka_unit_test(test_json_refusals),
-    };
-    return cmocka_run_group_tests_name("outlier_detector", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("outlier_detector"); }

@@ -4,8 +4,7 @@
 #include "testing.h"
 #include "llmc/run/profile.h"
 
-static void test_operations_are_hooked_and_copies_wrapped(void **state) {
-    (void)state;
+TEST(test_operations_are_hooked_and_copies_wrapped) {
     Profile p;
     TrainArgs a = default_args;
     a.profile = 1;
@@ -20,8 +19,7 @@ static void test_operations_are_hooked_and_copies_wrapped(void **state) {
     assert_true(device->upload == cpu_device.upload && device->free_bytes == cpu_device.free_bytes);
 }
 
-static void test_without_the_flag_the_backend_is_the_same(void **state) {
-    (void)state;
+TEST(test_without_the_flag_the_backend_is_the_same) {
     Profile p;
     assert_ptr_equal(profile_backend(&p, &default_args, &cpu_backend, 1), &cpu_backend);
     Exec ex;
@@ -44,19 +42,11 @@ static void ask_for_three(void *steps_left) {
     profile_backend(&p, &a, &cpu_backend, *(const int *)steps_left);
 }
 
-static void test_a_run_that_ends_too_soon(void **state) {
-    (void)state;
+TEST(test_a_run_that_ends_too_soon) {
     int four = 4, one = 1, five = 5;
     assert_stops(EXIT_BAD_INPUT, "only 4 steps are left", ask_for_three, &four);
     assert_stops(EXIT_BAD_INPUT, "only 1 step is left", ask_for_three, &one);
     ask_for_three(&five);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operations_are_hooked_and_copies_wrapped),
-        cmocka_unit_test(test_without_the_flag_the_backend_is_the_same),
-        cmocka_unit_test(test_a_run_that_ends_too_soon),
-    };
-    return cmocka_run_group_tests_name("profile", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("profile"); }

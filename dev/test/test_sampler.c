@@ -74,8 +74,7 @@ static void check_intervals(const float *logits, double temperature, int top_k, 
     assert_near(before, 1, 1e-12);
 }
 
-static void test_intervals(void **state) {
-    (void)state;
+TEST(test_intervals) {
     const int top_ks[] = {0, 1, 2, 17, 40, V - 1, V, V + 1, 1 << 30};
     const double temperatures[] = {0.3, 1, 2.5}, top_ps[] = {1, 0.9, 0.5, 0, 0.999999, 1 - 0x1p-53, 0.05, 7};
     float logits[V];
@@ -96,8 +95,7 @@ static void check_drawn(const float *logits, int n, int top_k, double top_p, int
 }
 
 // Equal logits: every probability is exact, and lower ids come first. The nucleus counts within the top k.
-static void test_nucleus_of_ties(void **state) {
-    (void)state;
+TEST(test_nucleus_of_ties) {
     float equal[V], halves[8] = {0, -0.f, 0, 0, -50, -50, -50, -50}, hostile[5] = {INFINITY, INFINITY, NAN, 1, NAN};
     const float low[3] = {-INFINITY, -INFINITY, -INFINITY}, nans[2] = {NAN, NAN};
     for (int i = 0; i < V; i++) { equal[i] = 2.5f; }
@@ -118,8 +116,7 @@ static void test_nucleus_of_ties(void **state) {
 }
 
 // The probabilities of a nucleus are those of the oracle: rows without ties, p in small steps.
-static void test_nucleus_sizes(void **state) {
-    (void)state;
+TEST(test_nucleus_sizes) {
     enum { N = 40 };
     float logits[N];
     double p[N];
@@ -140,8 +137,7 @@ static void test_nucleus_sizes(void **state) {
 }
 
 // chi-squared of the counts of 20 tokens for 20000 coins from rng.h; an even grid of coins gives the exact counts
-static void test_frequencies(void **state) {
-    (void)state;
+TEST(test_frequencies) {
     enum { N = 20, DRAWS = 20000 };
     float logits[N];
     double p[N], chi_squared = 0;
@@ -159,8 +155,7 @@ static void test_frequencies(void **state) {
     assert_true(chi_squared < 43.8);  // 19 degrees of freedom: exceeded once in 1000
 }
 
-static void test_argmax(void **state) {
-    (void)state;
+TEST(test_argmax) {
     const float ties[] = {-1, 3, NAN, 3, 2, 3}, zeros[] = {-1, -0.f, 0.f, -0.f}, low[] = {-INFINITY, -5, -INFINITY};
     const double coins[] = {0, 0.5, 1 - 0x1p-53};
     for (int c = 0; c < 3; c++) {
@@ -174,8 +169,7 @@ static void test_argmax(void **state) {
     }
 }
 
-static void test_hostile_rows(void **state) {
-    (void)state;
+TEST(test_hostile_rows) {
     const float nans[] = {NAN, NAN, NAN}, minus[] = {-INFINITY, -INFINITY, NAN, -INFINITY};
     const float plus[] = {1, INFINITY, NAN, -INFINITY, INFINITY}, huge[] = {-3e38f, 3e38f, 3e38f}, one[] = {NAN};
     for (int top_k = 0; top_k < 6; top_k++) {
@@ -199,8 +193,7 @@ static void test_hostile_rows(void **state) {
 }
 
 // coins 0 and just below 1, with the whole vocabulary of GPT-2
-static void test_ends(void **state) {
-    (void)state;
+TEST(test_ends) {
     enum { GPT2_VOCAB = 50257 };
     float *logits = (float *)malloc(GPT2_VOCAB * sizeof *logits);
     for (int i = 0; i < GPT2_VOCAB; i++) { logits[i] = i == 0 || i == GPT2_VOCAB - 1 ? -INFINITY : 0.5f; }
@@ -212,8 +205,7 @@ static void test_ends(void **state) {
 }
 
 // The largest p below 1: rounded sums must not add a token below the top k.
-static void test_nucleus_within_top_k(void **state) {
-    (void)state;
+TEST(test_nucleus_within_top_k) {
     float logits[V];
     double p[V];
     for (uint64_t row = 0; row < 100; row++) {
@@ -226,12 +218,4 @@ static void test_nucleus_within_top_k(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_intervals),     cmocka_unit_test(test_frequencies),
-        cmocka_unit_test(test_argmax),        cmocka_unit_test(test_hostile_rows),
-        cmocka_unit_test(test_ends),          cmocka_unit_test(test_nucleus_of_ties),
-        cmocka_unit_test(test_nucleus_sizes), cmocka_unit_test(test_nucleus_within_top_k),
-    };
-    return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("sampler"); }

@@ -27,8 +27,7 @@ static double expected_lr(ScheduleKind kind, int64_t warmup, int64_t steps, doub
     return LR;
 }
 
-static void test_closed_forms(void **state) {
-    (void)state;
+TEST(test_closed_forms) {
     const int64_t lengths[] = {10, 97, 1000}, warmups[] = {0, 1, 7};
     const double fractions[] = {0, 0.1, 1};
     int checked = 0;
@@ -46,8 +45,7 @@ static void test_closed_forms(void **state) {
 }
 
 // computed by hand, in case both forms have the same error
-static void test_known_values(void **state) {
-    (void)state;
+TEST(test_known_values) {
     assert_near(schedule_lr(SCHEDULE_COSINE, 1, 10, 110, 0, 0), 0.1, 1e-15);
     assert_near(schedule_lr(SCHEDULE_COSINE, 1, 10, 110, 0, 9), 1, 1e-15);
     assert_near(schedule_lr(SCHEDULE_COSINE, 1, 10, 110, 0, 10), 1, 1e-15);
@@ -59,8 +57,7 @@ static void test_known_values(void **state) {
     assert_near(schedule_lr(SCHEDULE_CONSTANT, 1, 4, 100, 0.5, 99), 1, 0);
 }
 
-static void test_edges(void **state) {
-    (void)state;
+TEST(test_edges) {
     for (int k = SCHEDULE_COSINE; k <= SCHEDULE_WSD; k++) {
         ScheduleKind kind = (ScheduleKind)k;
         double end = kind == SCHEDULE_CONSTANT ? LR : 0.1 * LR;
@@ -82,8 +79,7 @@ static void test_edges(void **state) {
 }
 
 // after the warmup the rate never rises and stays in [final, peak], also for a warmup that ends in wsd's last 20 %
-static void test_falls_steadily(void **state) {
-    (void)state;
+TEST(test_falls_steadily) {
     for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {
         for (int64_t warmup = 0; warmup <= 50; warmup++) {
             double before = LR;
@@ -97,8 +93,7 @@ static void test_falls_steadily(void **state) {
     }
 }
 
-static void test_choices_name_the_kinds(void **state) {
-    (void)state;
+TEST(test_choices_name_the_kinds) {
     const char *names[] = {"cosine", "linear", "constant", "wsd"};
     const ScheduleKind kinds[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
     char words[] = SCHEDULE_CHOICES;
@@ -110,13 +105,4 @@ static void test_choices_name_the_kinds(void **state) {
     assert_null(word);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_closed_forms),
-        cmocka_unit_test(test_known_values),
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_falls_steadily),
-        cmocka_unit_test(test_choices_name_the_kinds),
-    };
-    return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("schedule"); }

@@ -29,8 +29,7 @@ static void assert_difference(const cJSON *saved, const char *expected) {
     cJSON_Delete(now);
 }
 
-static void test_differences(void **state) {
-    (void)state;
+TEST(test_differences) {
     write_three();
     cJSON *saved = list_now();
     assert_difference(saved, "");
@@ -62,8 +61,7 @@ static void test_differences(void **state) {
 }
 
 // A missing file changes the blocks that the CRC32C of all others are of.
-static void test_other_blocks(void **state) {
-    (void)state;
+TEST(test_other_blocks) {
     cJSON *lists[2];
     for (int i = 0; i < 2; i++) {
         lists[i] = cJSON_CreateArray();
@@ -88,8 +86,7 @@ static void test_other_blocks(void **state) {
 }
 
 // two folders with a file of one name each
-static void test_same_names(void **state) {
-    (void)state;
+TEST(test_same_names) {
     char pattern[PATH_LENGTH];
     mkdir(temp_path("one"), 0755);
     mkdir(temp_path("two"), 0755);
@@ -111,8 +108,7 @@ static void test_same_names(void **state) {
     cJSON_Delete(now);
 }
 
-static void test_text(void **state) {
-    (void)state;
+TEST(test_text) {
     write_three();
     cJSON *list = list_now();
     char *text = cJSON_PrintUnformatted(list);
@@ -124,8 +120,7 @@ static void test_text(void **state) {
 }
 
 // A file larger than all blocks together: the first and the last block count, and the same number of blocks between.
-static void test_samples(void **state) {
-    (void)state;
+TEST(test_samples) {
     enum { BLOCKS = 4 };
     const uint64_t bytes = 100 * (uint64_t)SHARD_BLOCK + 17;
     const char *path = temp_path("sampled.bin");
@@ -139,7 +134,7 @@ static void test_samples(void **state) {
         bool is_sampled;
     } places[] = {{0, true},        {SHARD_BLOCK - 1, true}, {SHARD_BLOCK, false}, {distance - 1, false},
                   {distance, true}, {bytes - 1, true},       {bytes / 2, false}};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    for (size_t i = 0; i < LEN(places); i++) {
         for (int flips = 0; flips < 2; flips++) {
             int fd = open(path, O_RDWR);
             uint8_t byte;
@@ -155,10 +150,4 @@ static void test_samples(void **state) {
     unlink(path);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_differences), cmocka_unit_test(test_other_blocks), cmocka_unit_test(test_same_names),
-        cmocka_unit_test(test_text),        cmocka_unit_test(test_samples),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("test_shard_list"); }

@@ -63,7 +63,7 @@ TEST(test_bytes) {
     tokenizer_free(&t);
 }
 
-// a text and the lengths of its pre-tokens, 0 after the last
+// a text, its bytes beyond ASCII in octal, and the lengths of its pre-tokens, 0 after the last
 static const struct {
     const char *text;
     size_t lengths[8];
@@ -88,48 +88,23 @@ static const struct {
     {"''s", {2, 1}},
     {"!'s", {2, 1}},
     {"?! <|a|>", {2, 3, 1, 2}},
-    {"\xC3\xA9\xE4\xBD\xA0 \xE4\xBD\xA0", {5, 4}},  // U+00E9 U+4F60: letters
-    {"e\xCC\x81"
-     "e",
-     {1, 2, 1}},  // U+0301 combines: neither letter nor space
-    {"\xC2\xBD\xE2\x85\xA7"
-     "a",
-     {5, 1}},  // U+00BD U+2167: numbers
-    {"a\xC2\x85"
-     "b",
-     {1, 2, 1}},  // U+0085: white space
-    {"a\xC2\xA0\xE3\x80\x80"
-     "b",
-     {1, 2, 3, 1}},      // U+00A0 U+3000: white space, the last apart
-    {" \xC2\xA0", {3}},  // at the end: together
-    {"a\xE1\xA0\x8E"
-     "b\xEF\xBB\xBF"
-     "c",
-     {1, 3, 1, 3, 1}},            // U+180E U+FEFF: not white space
-    {" \xF0\x9F\x98\x80!", {6}},  // U+1F600
-    {"a\x1C"
-     "b",
-     {1, 1, 1}},                 // a control character: not white space
-    {"a\xFF\xC3!b", {1, 3, 1}},  // bytes that are not UTF-8: as punctuation
-    {"a\xC3", {1, 1}},           // cut short at the end
-    {" \xE4\xBD"
-     "a",
-     {3, 1}},  // cut short before a letter
-    {"\xC1\x81"
-     "a",
-     {2, 1}},  // overlong A
-    {"\xE0\x81\x81"
-     "a",
-     {3, 1}},  // overlong A
-    {"\xED\xA0\x80"
-     "a",
-     {3, 1}},  // a surrogate
-    {"\xF4\x90\x80\x80\xF8"
-     "a",
-     {5, 1}},  // above U+10FFFF, and a lead byte of five
-    {"\xF0\xA0\x80\x80"
-     "a",
-     {5}},  // U+20000, a letter
+    {"\303\251\344\275\240 \344\275\240", {5, 4}},     // U+00E9 U+4F60: letters
+    {"e\314\201e", {1, 2, 1}},                         // U+0301 combines: neither letter nor space
+    {"\302\275\342\205\247a", {5, 1}},                 // U+00BD U+2167: numbers
+    {"a\302\205b", {1, 2, 1}},                         // U+0085: white space
+    {"a\302\240\343\200\200b", {1, 2, 3, 1}},          // U+00A0 U+3000: white space, the last apart
+    {" \302\240", {3}},                                // at the end: together
+    {"a\341\240\216b\357\273\277c", {1, 3, 1, 3, 1}},  // U+180E U+FEFF: not white space
+    {" \360\237\230\200!", {6}},                       // U+1F600
+    {"a\034b", {1, 1, 1}},                             // a control character: not white space
+    {"a\377\303!b", {1, 3, 1}},                        // bytes that are not UTF-8: as punctuation
+    {"a\303", {1, 1}},                                 // cut short at the end
+    {" \344\275a", {3, 1}},                            // cut short before a letter
+    {"\301\201a", {2, 1}},                             // overlong A
+    {"\340\201\201a", {3, 1}},                         // overlong A
+    {"\355\240\200a", {3, 1}},                         // a surrogate
+    {"\364\220\200\200\370a", {5, 1}},                 // above U+10FFFF, and a lead byte of five
+    {"\360\240\200\200a", {5}},                        // U+20000, a letter
 };
 
 TEST(test_pretokens) {
