@@ -30,8 +30,7 @@ for sm in 80 90 100 120; do
     architectures+=("sm_$sm")
     every+=(-gencode "arch=compute_$sm,code=sm_$sm")
 done
-one=("${every[@]: -2}") tests=("${one[@]}")
-[ $# -eq 0 ] || tests=("${every[@]}")
+one=("${every[@]: -2}")
 [[ $known != *" sm_75 "* ]] || old=(sm_75)
 
 # ---- compile; what the compilers say goes to a file, kept until a source or nvcc changes
@@ -65,11 +64,11 @@ kernels=(BF16 FP32) others=()
 compile BF16 train_gpt2.cu BF16 "${every[@]}" -Xptxas -v &
 compile FP32 train_gpt2.cu FP32 "${old[@]/#sm_75/-gencode=arch=compute_75,code=sm_75}" "${every[@]}" -Xptxas -v &
 # warnings NAME SOURCE FLAG...: the kernels are optimized above, so only the compilers' warnings are wanted, of one
-# architecture with the installed nvcc
+# architecture
 warnings() {
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
     others+=("$1")
-    compile "$1" "$2" BF16 "${tests[@]}" -Xptxas -O0 "${@:3}" &
+    compile "$1" "$2" BF16 "${one[@]}" -Xptxas -O0 "${@:3}" &
 }
 for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
     warnings "$(basename "$source" .cu)" "$source" -DTESTING -Xcompiler -Wno-unused-function

@@ -155,32 +155,32 @@ NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.
 # in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
 # of compilers
 MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
-	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh)
+	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
+	test_predict.sh test_scale.sh)
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_faults.sh test_comm.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
 
-MODEL := build/emulated/test_gpt2
 EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan_bf16 test_simt \
 	test_layouts_bf16)
-TESTS := $(addprefix build/test/,test_gpt2_bf16 test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
+TESTS := $(addprefix build/test/,test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
 # the readers of files, and the communicator
 SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
 
 MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
-	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
+	test_simt_emulated) build/emulated/test_matmul
 # dev/test/test_threads.sh runs these; without clang and its OpenMP library there are none
 THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
 	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
-MORE_MODEL := build/emulated/test_gpt2_bf16
+MODELS := $(addprefix build/emulated/,test_gpt2 test_gpt2_bf16)
 # arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h)
-ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
+ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
 	build/emulated/$(test)')
 # the kernels and the model of the fp32 build on a T4
-ON_SM_75 := 'env SIMT_CAPABILITY=75 build/emulated/test_ops' 'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda $(MODEL)'
+ON_SM_75 := $(foreach test,test_ops test_gpt2,'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/emulated/$(test)')
 # the same for narrower vectors, on an x86 CPU with AVX2
 NARROW := $(if $(shell grep -m 1 -w avx2 /proc/cpuinfo),test_gemm_v2 test_gemm_v3 test_reference_v2 test_reference_v3)
-MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 $(NARROW) \
+MORE_TESTS := $(addprefix build/test/,test_gpt2_bf16 test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 $(NARROW) \
 	test_checkpoint_bf16 test_processes_bf16)
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
@@ -194,15 +194,16 @@ CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_N
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
-	$(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) $(BENCHES)
+	build/emulated/test_ops $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
+	$(PREDICTORS) $(BENCHES)
 
 # ---- targets
 
-test: ## test: build and run the tests, 12 minutes on two cores; the last line is `N passed, N failed`
+test: ## test: build and run the tests, 6 minutes on two cores; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
-		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED)
+		./test_gpt2 $(TESTS) $(SANITIZED)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 30 minutes
 	dev/test/faults.sh whole
@@ -213,15 +214,15 @@ test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU
 	@scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
-test-programs: all build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/replay \
-	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
+test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay build/test/test_processes_bf16 $(TESTS) \
+	$(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
 	@mkdir -p build && rm -f build/tally
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) $(MORE_PROGRAMS)
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
-		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
+		--together $(MINUTES) $(MODELS:%='env TEST_DEVICE=cuda %') \
 		$(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
 
