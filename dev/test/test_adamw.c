@@ -80,14 +80,21 @@ static real v_of(const OptimizerState *s, size_t i) {
     return ((const real *)s->v)[i];
 }
 
-// one step with the model's gradients, without clipping
-static void step(Model *m, AdamW hyper) {
+// element i of a and element k of b: weight and moments
+static void assert_same_element(const OptimizerState *a, size_t i, const OptimizerState *b, size_t k) {
+    assert_true(weight_of(a, i) == weight_of(b, k));
+    assert_true(m_of(a, i) == m_of(b, k) && v_of(a, i) == v_of(b, k));
+}
+
+static void step_of_norm(Model *m, AdamW hyper, real norm_squared) {
     Exec ex;
     Gradient grads = {m->grads, DT_REAL};
-    real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
     cpu_adamw_update(&m->state, grads, &norm_squared, m->ranges, NUM_TENSORS, m->n, &hyper, &ex);
 }
+
+// one step with the model's gradients, without clipping
+static void step(Model *m, AdamW hyper) { step_of_norm(m, hyper, 1); }
 
 static AdamW usual_hyper(int step_number) {
     AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 0, step_number, 42};
@@ -212,11 +219,7 @@ TEST(test_ranges_are_the_whole) {
             step(&whole, usual_hyper(i));
             for (int c = 0; c < 3; c++) { step_of_range(&parts, cuts[c], cuts[c + 1], i); }
         }
-        for (size_t i = 0; i < whole.n; i++) {
-            assert_true(weight_of(&whole.state, i) == weight_of(&parts.state, i));
-            assert_true(m_of(&whole.state, i) == m_of(&parts.state, i));
-            assert_true(v_of(&whole.state, i) == v_of(&parts.state, i));
-        }
+        for (size_t i = 0; i < whole.n; i++) { assert_same_element(&whole.state, i, &parts.state, i); }
         model_free(&whole);
         model_free(&parts);
     }
@@ -247,10 +250,7 @@ TEST(test_columns_are_rounded_as_the_whole) {
             step(&part, usual_hyper(i));
         }
         for (size_t i = 0; i < some[0]; i++) {
-            size_t there = origin + i / width * COLS + i % width;
-            assert_true(weight_of(&whole.state, there) == weight_of(&part.state, i));
-            assert_true(m_of(&whole.state, there) == m_of(&part.state, i));
-            assert_true(v_of(&whole.state, there) == v_of(&part.state, i));
+            assert_same_element(&whole.state, origin + i / width * COLS + i % width, &part.state, i);
         }
         model_free(&whole);
         model_free(&part);
@@ -270,15 +270,8 @@ TEST(test_nothing_changes_without_a_norm) {
             set_random_grads(both[i], 1);
             step(both[i], usual_hyper(1));
         }
-        Exec ex;
-        memset(&ex, 0, sizeof ex);
-        AdamW hyper = usual_hyper(2);
-        Gradient grads = {m.grads, DT_REAL};
-        cpu_adamw_update(&m.state, grads, &norms[k / 9], m.ranges, NUM_TENSORS, m.n, &hyper, &ex);
-        for (size_t i = 0; i < m.n; i++) {
-            assert_true(weight_of(&m.state, i) == weight_of(&before.state, i));
-            assert_true(m_of(&m.state, i) == m_of(&before.state, i) && v_of(&m.state, i) == v_of(&before.state, i));
-        }
+        step_of_norm(&m, usual_hyper(2), norms[k / 9]);
+        for (size_t i = 0; i < m.n; i++) { assert_same_element(&m.state, i, &before.state, i); }
         model_free(&m);
         model_free(&before);
     }
@@ -300,16 +293,9 @@ typedef struct {
 static void start_again(Model *m) {
     OptimizerState *s = &m->state;
     set_random_weights(m);
-    for (size_t i = 0; i < m->n; i++) {
-        m->grads[i] = (real)(0.3 + rng_uniform(3, 3, i));
-        if (s->moments == DT_U8) {
-            ((uint8_t *)s->m)[i] = ((uint8_t *)s->v)[i] = 0;
-        } else if (s->moments == DT_BF16) {
-            ((bf16 *)s->m)[i] = ((bf16 *)s->v)[i] = float_to_bf16(0);
-        } else {
-            ((real *)s->m)[i] = ((real *)s->v)[i] = 0;
-        }
-    }
+    memset(s->m, 0, m->n * dtype_size(s->moments));
+    memset(s->v, 0, m->n * dtype_size(s->moments));
+    for (size_t i = 0; i < m->n; i++) { m->grads[i] = (real)(0.3 + rng_uniform(3, 3, i)); }
 }
 
 static double rounded_value(const OptimizerState *s, int what, size_t i) {
@@ -429,7 +415,6 @@ static void check_rounding(DType moments) {
 }
 
 TEST(test_rounding_to_bf16) { check_rounding(DT_BF16); }
-
 TEST(test_rounding_to_codes) { check_rounding(DT_U8); }
 
 // ---- the second moment decays

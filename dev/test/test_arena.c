@@ -264,10 +264,7 @@ static void write_in(const char *folder, const char *name, const char *text) {
         *slash = 0;
         mkdir(path, 0700);
     }
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
+    write_text(path, text);
 }
 
 static void assert_group(const char *root, size_t limit, size_t room) {

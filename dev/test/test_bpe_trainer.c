@@ -151,4 +151,4 @@ TEST(test_files) {
     bpe_free(&trainer);
 }
 
-int main(void) { return run_all_tests("test_bpe_trainer"); }
+int main(void) { return run_all_tests("bpe_trainer"); }

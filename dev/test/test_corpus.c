@@ -245,4 +245,4 @@ TEST(test_errors) {
     assert_stops(EXIT_BAD_INPUT, "is a folder; name its files", open_corpus, (void *)temp_dir());
 }
 
-int main(void) { return run_all_tests("test_corpus"); }
+int main(void) { return run_all_tests("corpus"); }

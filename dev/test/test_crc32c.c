@@ -63,4 +63,4 @@ TEST(test_finds_flips) {
     }
 }
 
-int main(void) { return run_all_tests("test_crc32c"); }
+int main(void) { return run_all_tests("crc32c"); }

@@ -13,11 +13,9 @@ typedef struct {
 static Contents read_contents(const char *path) {
     Contents c;
     memset(&c, 0, sizeof c);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    c.size = fread(c.bytes, 1, sizeof c.bytes, file);
-    assert_true(feof(file));
-    fclose(file);
+    const char *bytes = read_file(path, &c.size);
+    assert_true(c.size <= sizeof c.bytes);
+    memcpy(c.bytes, bytes, c.size);
     return c;
 }
 
@@ -120,15 +118,10 @@ TEST(test_unwritable_path) {
 // a limit of the file's size takes the place of a full disk; an older file stays as it is
 TEST(test_full_disk) {
     const char *path = write_file("full.gguf", "old", 3);
-    struct rlimit before, small;
-    getrlimit(RLIMIT_FSIZE, &before);
-    small = before;
-    small.rlim_cur = 256;
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &small);
+    limit_files(256);
     GgufWriter w = write_small(path);
     int error = gguf_finish(&w);
-    setrlimit(RLIMIT_FSIZE, &before);
+    limit_files(RLIM_INFINITY);
     assert_int_equal(error, EFBIG);
     assert_int_equal(access(w.out.part, F_OK), -1);
     assert_int_equal(read_contents(path).size, 3);
@@ -142,4 +135,4 @@ TEST(test_discard) {
     assert_int_equal(access(path, F_OK), -1);
 }
 
-int main(void) { return run_all_tests("test_gguf"); }
+int main(void) { return run_all_tests("gguf"); }

@@ -288,4 +288,4 @@ TEST(test_kinds) {
     assert_false(hellaswag_is_json(temp_path("missing.jsonl")));
 }
 
-int main(void) { return run_all_tests("test_hellaswag"); }
+int main(void) { return run_all_tests("hellaswag"); }

@@ -78,15 +78,6 @@ TEST(test_time_left) {
 
 // ---- metrics.jsonl
 
-static const char *contents_of(const char *path) {
-    static char text[4096];
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
-    fclose(file);
-    return text;
-}
-
 // runs FUNCTION with stdout redirected to a file; returns the path
 static const char *stdout_of(void (*function)(void)) {
     const char *path = temp_path("stdout.txt");
@@ -119,7 +110,7 @@ static void log_three_steps(void) {
 TEST(test_metrics) {
     const char *path = stdout_of(log_three_steps);
     assert_string_equal(
-        contents_of(temp_path("metrics.jsonl")),
+        read_file(temp_path("metrics.jsonl"), NULL),
         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
         "\"tokens_left\":2000}\n"
         "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
@@ -128,12 +119,12 @@ TEST(test_metrics) {
         "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
         "\"tokens_left\":0}\n");
     // llm.c counts the updates from 0, and an evaluation at the number of finished updates
-    assert_string_equal(contents_of(temp_path("main.log")), "s:0 trl:5.5000 lr:0.000600 norm:1.25\n"
-                                                            "s:1 trl:nan lr:0.000600 norm:inf\n"
-                                                            "s:2 tel:4.0625\n"
-                                                            "s:2 trl:0.3333 lr:0.000600 norm:-inf\n");
+    assert_string_equal(read_file(temp_path("main.log"), NULL), "s:0 trl:5.5000 lr:0.000600 norm:1.25\n"
+                                                                "s:1 trl:nan lr:0.000600 norm:inf\n"
+                                                                "s:2 tel:4.0625\n"
+                                                                "s:2 trl:0.3333 lr:0.000600 norm:-inf\n");
     // the first step and the last; the second came too soon
-    assert_string_equal(contents_of(path),
+    assert_string_equal(read_file(path, NULL),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
                         "2000 tokens left | 0:00 left\n"
                         "step 2 | validation loss 4.0625 | bits per byte 1.5000\n"
@@ -151,7 +142,7 @@ static void log_with_a_peak(void) {
 
 TEST(test_metrics_of_a_gpu) {
     stdout_of(log_with_a_peak);
-    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
+    assert_string_equal(read_file(temp_path("metrics.jsonl"), NULL),
                         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
                         "\"tokens_left\":2000,\"mfu\":0.25}\n");
 }
@@ -165,7 +156,7 @@ static void log_a_second_later(void) {
 }
 
 TEST(test_a_step_is_shown_a_second_later) {
-    assert_non_null(strstr(contents_of(stdout_of(log_a_second_later)), "\nstep 2/3 | loss 4.5000"));
+    assert_non_null(strstr(read_file(stdout_of(log_a_second_later), NULL), "\nstep 2/3 | loss 4.5000"));
 }
 
 // the second step is not due for a line of its own
@@ -179,7 +170,7 @@ static void stop_after_two(void) {
 }
 
 TEST(test_a_stopped_run_shows_its_last_step) {
-    const char *shown = contents_of(stdout_of(stop_after_two));
+    const char *shown = read_file(stdout_of(stop_after_two), NULL);
     const char *last = strstr(shown, "\nstep 2/3 | loss 4.5000"), *stopped = strstr(shown, "\nstopped at step 2 of 3");
     assert_non_null(last);
     assert_true(stopped > last);
@@ -198,8 +189,8 @@ static void print_on_a_terminal(void) {
 }
 
 TEST(test_a_line_of_its_own) {
-    assert_string_equal(contents_of(stdout_of(print_in_a_pipe)), "step 500 | saved runs/mine\n");
-    assert_string_equal(contents_of(stdout_of(print_on_a_terminal)), "\r\033[Kstep 12345678901 | saved out/%s\n");
+    assert_string_equal(read_file(stdout_of(print_in_a_pipe), NULL), "step 500 | saved runs/mine\n");
+    assert_string_equal(read_file(stdout_of(print_on_a_terminal), NULL), "\r\033[Kstep 12345678901 | saved out/%s\n");
 }
 
 static void resume_after_two(void) {
@@ -216,20 +207,20 @@ TEST(test_a_resumed_run_goes_on) {
     write_file("metrics.jsonl", lines, sizeof lines - 1);
     write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
-    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
+    assert_string_equal(read_file(temp_path("metrics.jsonl"), NULL),
                         "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"val_loss\":0.5}\n"
                         "{\"step\":3,\"hellaswag\":0.25}\n");
     // the update of s:2 is the third, after the checkpoint
-    assert_string_equal(contents_of(temp_path("main.log")), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"
-                                                            "s:3 tel:0.5000\ns:3 eval:0.2500\n");
+    assert_string_equal(read_file(temp_path("main.log"), NULL), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"
+                                                                "s:3 tel:0.5000\ns:3 eval:0.2500\n");
     stdout_of(log_three_steps);  // a new run starts the log anew
-    assert_null(strstr(contents_of(temp_path("metrics.jsonl")), "val_loss\":0.5"));
+    assert_null(strstr(read_file(temp_path("metrics.jsonl"), NULL), "val_loss\":0.5"));
 }
 
 static void assert_truncated(const char *before, long long step, const char *after) {
     const char *path = write_file("truncated.jsonl", before, strlen(before));
     logger_truncate(path, step, true, true);
-    assert_string_equal(contents_of(path), after);
+    assert_string_equal(read_file(path, NULL), after);
     assert_int_not_equal(access(temp_path("truncated.jsonl.part"), F_OK), 0);
 }
 
@@ -261,7 +252,7 @@ TEST(test_killed_between_two_logs) {
         const char *path = write_file("main.log", log, strlen(log));
         Logger logger = logger_open(temp_path(""), 4, i == 2, i == 1, true);
         logger_close(&logger);
-        assert_string_equal(contents_of(path), kept[i]);
+        assert_string_equal(read_file(path, NULL), kept[i]);
     }
 }
 
@@ -282,7 +273,7 @@ TEST(test_full_disk) {
     limit_files(10);  // a line and three bytes of the next
     for (int i = 0; i < 5; i++) {
         put_line(&log, i);
-        assert_string_equal(contents_of(path), "line 0\n");
+        assert_string_equal(read_file(path, NULL), "line 0\n");
         assert_int_equal(log.failing, i > 0);
     }
     limit_files(RLIM_INFINITY);
@@ -290,11 +281,11 @@ TEST(test_full_disk) {
     put_line(&log, 5);
     assert_false(log.failing);
     for (int i = 0; i < 6; i++) { snprintf(expected + strlen(expected), 16, "line %d\n", i); }
-    assert_string_equal(contents_of(path), expected);
+    assert_string_equal(read_file(path, NULL), expected);
     put_line(&log, 6);
     log_file_close(&log);
     snprintf(expected + strlen(expected), 16, "line 6\n");
-    assert_string_equal(contents_of(path), expected);
+    assert_string_equal(read_file(path, NULL), expected);
 }
 
 TEST(test_continues_a_file) {
@@ -305,10 +296,10 @@ TEST(test_continues_a_file) {
         put_line(&log, i);
         log_file_close(&log);
     }
-    assert_string_equal(contents_of(path), "line 0\nline 1\nline 2\n");
+    assert_string_equal(read_file(path, NULL), "line 0\nline 1\nline 2\n");
     LogFile log = log_file_open(path, true);
     log_file_close(&log);
-    assert_string_equal(contents_of(path), "");
+    assert_string_equal(read_file(path, NULL), "");
 }
 
 static void open_again(void *path) { log_file_open((const char *)path, false); }
@@ -323,8 +314,8 @@ TEST(test_links_are_not_followed) {
     umask(before);
     put_line(&log, 1);
     log_file_close(&log);
-    assert_string_equal(contents_of(path), "line 1\n");
-    assert_string_equal(contents_of(victim), "precious\n");
+    assert_string_equal(read_file(path, NULL), "line 1\n");
+    assert_string_equal(read_file(victim, NULL), "precious\n");
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_mode & 07777, 0644);

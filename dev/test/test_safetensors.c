@@ -2,8 +2,6 @@
 #include "testing.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/rng.h"
-#include <signal.h>
-#include <sys/resource.h>
 
 // NAME in temp_dir(): header length, header, then data_bytes bytes 0, 1, 2, ...
 static const char *write_tensors(const char *name, const char *json, size_t data_bytes) {
@@ -50,7 +48,7 @@ TEST(test_bytes_written) {
     safetensors_write(&w, b, 0, (const float[]){1.0f, -2.0f}, 8);
     assert_int_equal(safetensors_finish(&w), 0);
 
-    unsigned char got[512], expected[512];
+    unsigned char expected[512];
     size_t text = sizeof header - 1, padded = (text + 7) / 8 * 8, total = 8 + padded + sizeof data;
     assert_int_equal(padded, 200);
     assert_true(text < padded);
@@ -58,10 +56,9 @@ TEST(test_bytes_written) {
     memcpy(expected, (const unsigned char[]){200, 0, 0, 0, 0, 0, 0, 0}, 8);
     memcpy(expected + 8, header, text);
     memcpy(expected + 8 + padded, data, sizeof data);
-    FILE *file = fopen(path, "rb");
-    assert_int_equal(fread(got, 1, sizeof got, file), total);
-    fclose(file);
-    assert_memory_equal(got, expected, total);
+    size_t bytes;
+    assert_memory_equal(read_file(path, &bytes), expected, total);
+    assert_int_equal(bytes, total);
 }
 
 TEST(test_round_trip) {
@@ -214,15 +211,9 @@ TEST(test_write_failures) {
     assert_int_equal(write_shape(path, 1, (const size_t[]){SIZE_MAX - 2}), EOVERFLOW);  // the sum of both
     assert_int_equal(write_shape(temp_path("absent/file"), 1, (const size_t[]){SIZE_MAX - 2}), ENOENT);  // the first
 
-    struct rlimit old, small;  // a disk that fills up within a block: the first part is written, the rest fails
-    void (*old_handler)(int) = signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &old);
-    small = old;
-    small.rlim_cur = 4000;
-    setrlimit(RLIMIT_FSIZE, &small);
+    limit_files(4000);  // a disk that fills up within a block: the first part is written, the rest fails
     int error = write_kilobytes(path, 9, 9);
-    setrlimit(RLIMIT_FSIZE, &old);
-    signal(SIGXFSZ, old_handler);
+    limit_files(RLIM_INFINITY);
     assert_int_equal(error, EFBIG);
     assert_refused(path, "bytes of data, expected 9216");
 }
@@ -440,12 +431,8 @@ TEST(test_bad_files) {
 // ---- damaged files: refused, or opened with every tensor readable
 
 static const char damaged_header[] =
-    "{\"__metadata__\":{\"format\":\"pt\"},"
-    "\"w\":" ENTRY("\"F32\"", "[2,3]", "[0,24]") ","
-                                                 "\"\\u00e9\":" ENTRY("\"BF16\"", "[10]",
-                                                                      "[24,44]") ","
-                                                                                 "\"s\":" ENTRY("\"U8\"", "[]",
-                                                                                                "[44,45]") "}  ";
+    "{\"__metadata__\":{\"format\":\"pt\"},\"w\":" ENTRY("\"F32\"", "[2,3]", "[0,24]") ",\"\\u00e9\":" ENTRY(
+        "\"BF16\"", "[10]", "[24,44]") ",\"s\":" ENTRY("\"U8\"", "[]", "[44,45]") "}  ";
 
 // opens a file and reads every tensor
 static void read_damaged(void *path) {

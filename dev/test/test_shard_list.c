@@ -150,4 +150,4 @@ TEST(test_samples) {
     unlink(path);
 }
 
-int main(void) { return run_all_tests("test_shard_list"); }
+int main(void) { return run_all_tests("shard_list"); }
