@@ -95,11 +95,17 @@ await() {
         wait "$1"
     } 2>/dev/null
 }
-# ID...: a call was struck, and each process to stop was found
-was_stopped() {
-    local stopped
+# [JOB]: the stopped process $id goes on, and it or the job of ranks ends with $status
+go_on() {
+    [ -z "$id" ] || kill -CONT "$id"
+    await "${1:-$id}"
+    status=$?
+}
+# STATUS [OTHER]: $id was stopped in a call, and OTHER by this script; the program ended with STATUS
+stopped_and_ended() {
     [ -n "$(what_was_struck)" ] || echo "no process was stopped: nothing was tested"
-    for stopped; do [ -n "$stopped" ] || echo "a process to stop was not found: nothing was tested"; done
+    [ -n "$id" ] && [ -n "${2-other}" ] || echo "a process to stop was not found: nothing was tested"
+    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
 }
 calls_of() { sed -n 's/^calls //p' note; }
 says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && tail -n 4 "$1"; }; }
@@ -227,7 +233,6 @@ prepare() {
 }
 # the uninterrupted runs, and the number of calls of each scenario
 prepare_all() {
-    [ ! -d expected_new ] || return 0
     local name
     run 0 "${small[@]}" -o expected_new
     ln -s expected_new expected_resumed
@@ -261,8 +266,6 @@ resumes() {
 # at every system call on the run folder
 faults_kill_calls() {
     local name n calls stride tried trouble
-    trouble=$(prepare_all)
-    report "the runs to kill" "$trouble"
     for name in new resumed best; do
         calls=$(cat calls_$name) tried=0 trouble=
         stride=$(every 1 $((calls / 6)))
@@ -353,7 +356,6 @@ sweep() {
 }
 faults_disk() {
     local name fault
-    report "the runs whose file system fails" "$(prepare_all)"
     for name in new resumed best; do
         for fault in ENOSPC EIO EROFS EDQUOT short; do
             case $form$fault in
@@ -397,7 +399,6 @@ stops_at() { # NAME CHECKPOINT STRIDE
     report "$1: $tried failed calls, $ended runs ended with a sentence and resumed" "$trouble"
 }
 faults_last_save() {
-    report "the runs that stop" "$(prepare_all)"
     stops_at "the last save" step_00000006 "$(every 1 37)"
     FAIL_CALLS='fsync' stops_at "the last save, each fsync" step_00000006 1
     is_synced
@@ -435,7 +436,7 @@ faults_ends() {
     local at status id
     local -a each=("${model[@]}" -v 2 -n 1 -x 6 -o victim -y 1)
     local -a endless=("${model[@]}" -k constant -x 100000000 -o victim -y 1)
-    report "the run that ends early" "$(prepare_all && run 0 "${model[@]}" -v 2 -n 1 -x 6 -o expected_each)"
+    report "the run that ends early" "$(run 0 "${model[@]}" -v 2 -n 1 -x 6 -o expected_each)"
     for at in $(every "$(seq -s ' ' 1 90)" "1 40 80"); do
         rm -rf victim
         trouble=$(
@@ -469,12 +470,9 @@ faults_ends() {
     rm -rf victim
     FAIL_SIGNAL=19 start_and_fail EIO 1 step_00000001.tmp "${endless[@]}" -v 0 -n 1 --time-limit 3
     sleep 3.2
-    kill -CONT "$id"
-    await "$id"
-    status=$?
+    go_on
     report "--time-limit passes in a save that fails: exit 0, and the run saves again" "$(
-        was_stopped "$id"
-        [ $status -eq 0 ] || echo "exit status $status"
+        stopped_and_ended 0
         says "$err" "warning: could not save checkpoint 'victim/step_00000001'"
         says "$log" "stopped at step $(newest victim | sed 's/step_0*//') "
         left_over victim
@@ -527,7 +525,6 @@ kept_until_synced() {
 # the logs, config.json, and a file system of 1.2 MB
 faults_logs() {
     local name
-    report "the runs whose logs fail" "$(prepare_all)"
     for name in metrics.jsonl main.log; do
         report "$name: a disk that is full for three lines" "$(
             prepare new
@@ -587,7 +584,6 @@ full_disk() {
 
 # a resumed run that cannot read a file of its folder
 faults_read() {
-    report "the runs that cannot read" "$(prepare_all)"
     cannot_read resumed
 }
 cannot_read() { # SCENARIO
@@ -679,7 +675,6 @@ offsets_of() {
 faults_damage() {
     local file path=expected_new/step_00000004 at=victim/step_00000004
     local -a offsets
-    report "the run whose checkpoints are damaged" "$(prepare_all)"
     seeded 3
     for path in expected_new/step_00000004/*; do
         file=$(basename "$path")
@@ -730,7 +725,6 @@ become_folder() { rm "$1" && mkdir "$1"; }
 # a checkpoint that cannot be read, and a manifest.json of another program
 faults_unreadable() {
     local file
-    report "the run whose checkpoints cannot be read" "$(prepare_all)"
     for file in model.safetensors state.json manifest.json; do
         prepare_damage
         report "$file cannot be opened (EACCES): -y 1 exits 2, and renames nothing" "$(
@@ -773,7 +767,6 @@ faults_unreadable() {
 # With one rank the trainer reads no clock that can jump. With several ranks it names a file after the time of day.
 faults_clock() {
     local clocks
-    report "the run beside which the clock jumps" "$(prepare_all)"
     clocks=$(nm -D --undefined-only "$trainer" | grep -oE ' (time|gettimeofday|timespec_get)(@.*)?$')
     report "the trainer imports no function of the time of day but clock_gettime" "$clocks"
     prepare new
@@ -819,6 +812,12 @@ change_data() { # HOW: changes the second file
     new) cp data/x_2 data/x_4 ;;
     esac
 }
+changed_during() { # HOW FLAGS...: during a run, which ends with $status
+    rm -rf victim
+    FAIL_CALLS='write' start_and_fail stop 50 metrics.jsonl "${@:2}" -o victim
+    change_data "$1"
+    go_on
+}
 restore_data() { rm -rf data/x_4 && cp -p data_before/* data; }
 faults_data() {
     local how id status
@@ -826,15 +825,9 @@ faults_data() {
     report "the run whose data changes" "$(run 0 "${shards[@]}" -o expected_data)"
     rm -rf data_before && cp -rp data data_before
     for how in removed cut grown changed replaced; do
-        rm -rf victim
-        FAIL_CALLS='write' start_and_fail stop 50 metrics.jsonl "${shards[@]}" -o victim
-        change_data $how
-        kill -CONT "$id"
-        await "$id"
-        status=$?
+        changed_during $how "${shards[@]}"
         report "a data file is $how during a run: exit 1, named, and resumed" "$(
-            was_stopped "$id"
-            [ $status -eq 1 ] || echo "exit status $status, expected 1"
+            stopped_and_ended 1
             one_sentence
             says "$err" "data/x_2"
             whole_checkpoints victim expected_data
@@ -872,15 +865,9 @@ one_data_file() {
     local -a one=(-i data/x_2 "${shards[@]:2}")
     report "the run with one data file" "$(run 0 "${one[@]}" -o expected_one)"
     for how in removed replaced; do
-        rm -rf victim
-        FAIL_CALLS='write' start_and_fail stop 50 metrics.jsonl "${one[@]}" -o victim
-        change_data $how
-        kill -CONT "$id"
-        await "$id"
-        status=$?
+        changed_during $how "${one[@]}"
         report "the only data file is $how during a run: the same bits" "$(
-            was_stopped "$id"
-            [ $status -eq 0 ] || echo "exit status $status"
+            stopped_and_ended 0
             same_end victim expected_one
         )"
         restore_data
@@ -942,16 +929,12 @@ await_stopped() { # JOB
 }
 faults_stop() {
     local id status
-    report "the run that is stopped" "$(prepare_all)"
     prepare new
     start_and_fail stop 40 step_00000004 "${scenario[@]}"
     sleep "$(every 3 0.5)"
-    kill -CONT "$id"
-    await "$id"
-    status=$?
+    go_on
     report "SIGSTOP inside a save, then SIGCONT: the same bits" "$(
-        was_stopped "$id"
-        [ $status -eq 0 ] || echo "exit status $status"
+        stopped_and_ended 0
         same_end_of new
     )"
 }
@@ -1168,12 +1151,9 @@ inputs_of_ranks() {
         job=$!
         id=$(await_stopped $job)
         change_data $how
-        [ -z "$id" ] || kill -CONT "$id"
-        await $job
-        status=$?
+        go_on $job
         report "two ranks, a data file is $how during the run: exit 1, named, and resumed" "$(
-            was_stopped "$id"
-            [ $status -eq 1 ] || echo "exit status $status, expected 1"
+            stopped_and_ended 1
             sentences 1
             says "$err" "data/x_2"
             whole_checkpoints victim expected_shards step_00000020
@@ -1225,18 +1205,15 @@ faults_stopped_ranks() {
             job=$!
             id=$(await_stopped $job)
             sleep "$(every 3 0.5)"
-            [ -z "$id" ] || kill -CONT "$id"
-            await $job
-            status=$?
+            go_on $job
             report "$where: rank $rank stands still inside a save, then goes on: the same bits" "$(
-                was_stopped "$id"
-                [ $status -eq 0 ] || echo "exit status $status"
+                stopped_and_ended 0
                 same_end victim expected_silent
             )"
             rm -rf victim
             report "$where: rank $rank is stopped for longer than the timeout: exit 1, named, and resumed" "$(
                 TEST_TIMEOUT=$(every 10 4) struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}"
-                was_stopped
+                was_struck
                 sentences 1
                 says "$err" "rank $rank has not answered for $(every 10 4) s"
                 whole_checkpoints victim expected_silent step_00000002
@@ -1263,12 +1240,9 @@ stopped_for_long() { # WHERE
         kill -CONT "$other"
         sleep 0.2
     fi
-    [ -z "$id" ] || kill -CONT "$id"
-    await $job
-    status=$?
+    go_on $job
     report "$1: both ranks are stopped for longer than the timeout: the run goes on to the same bits" "$(
-        was_stopped "$id" "$other"
-        [ $status -eq 0 ] || echo "exit status $status"
+        stopped_and_ended 0 "$other"
         same_end victim expected_silent
     )"
 }
@@ -1370,7 +1344,8 @@ faults_link() {
         mend_link
         report "the link is lost ($how): both ranks end, one names the other, and the run resumes" "$(
             printf '%s' "$trouble"
-            was_stopped "$id"
+            was_struck
+            [ -n "$id" ] || echo "a process to stop was not found: nothing was tested"
             sentences 1
             says "$err" "rank 1 has not answered for $limit s"
             whole_checkpoints victim expected_silent
@@ -1383,8 +1358,7 @@ faults_link() {
     await "$job"
     status=$?
     report "packets are lost for a second: the same bits" "$(
-        was_stopped "$id"
-        [ $status -eq 0 ] || echo "exit status $status"
+        stopped_and_ended 0
         same_end victim expected_silent
     )"
     close_link
@@ -1395,5 +1369,6 @@ faults_link() {
 chosen=("$@")
 all=(kill kill_calls disk last_save ends logs read damage unreadable clock data stop ranks stopped_ranks link)
 [ $# -gt 0 ] || chosen=("${all[@]}")
+report "the uninterrupted runs, and one that was killed" "$(prepare_all)"
 for section in "${chosen[@]}"; do faults_"$section"; done
 end_tests
