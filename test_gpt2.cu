@@ -2,7 +2,7 @@
 Tests of the whole model, with the trainer's own functions.
   1. PyTorch           loss, logits, every gradient, ten AdamW steps against dev/test/golden (float64, dev/oracle)
   2. order of sums     logits chunks, micro-batches and threads give the same numbers; recomputation the same bits
-  3. learning          initial weights; padding and gaps stay zero; the model memorises one batch
+  3. initial weights   of the right deviation; padding and gaps are zero
   4. decoding          the key-value cache against the training forward; text past the end of the context
   5. memory            the arena is the plan, each planned tensor has one pointer, no operation writes past a tensor
   6. runs              a run resumed at any step has the bits of an uninterrupted run; outlier detectors
@@ -49,13 +49,12 @@ typedef struct {
     double order;                              // the same sums in another order
     double other_matmuls;                      // on a GPU, micro-batches of another size: see micro_batch_tolerance
     double cache;                              // logits of decoding
-    double memorised;                          // loss of a memorised batch, not an error
 } Tolerance;
 
 static const Tolerance tolerances[] = {
-    {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5, 0.02},  // fp32
+    {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5},  // fp32
     // (the worst matmul algorithm gave a norm that was off by 1.04e-2 within ten steps)
-    {1e-2, 2e-2, 5e-2, 1e-2, 2e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16, stored or only as matmul inputs (-f 2)
+    {1e-2, 2e-2, 5e-2, 1e-2, 2e-2, 1e-2, 1e-5, 5e-2, 2e-2},  // bf16, stored or only as matmul inputs (-f 2)
 };
 static const Tolerance *const tolerance = &tolerances[DT_FLOATX == DT_BF16];
 
@@ -827,27 +826,8 @@ static void test_recompute_with_other_options(void **state) {
     }
 }
 
-// A second run of the model, and a second model, have the same bits. gpt2_loss gives the same loss and leaves the
-// gradients as they are.
-static void test_same_bits(void **state) {
-    const Golden *g = (const Golden *)*state;
-    GPT2 a, b;
-    golden_model(&a, g, training(GOLDEN_B, GOLDEN_T));
-    golden_model(&b, g, training(GOLDEN_B, GOLDEN_T));
-    double loss = gradients(&a, g->tokens, g->targets);
-    real *first = copy_block(&a, grads_of(&a));
-    assert_true(gradients(&a, g->tokens, g->targets) == loss);
-    assert_true(gradients(&b, g->tokens, g->targets) == loss);
-    assert_true((double)gpt2_loss(&b, g->tokens, g->targets) == loss);
-    assert_memory_equal(grads_of(&a), first, a.layout.total * sizeof(real));
-    assert_memory_equal(grads_of(&b), first, b.layout.total * sizeof(real));
-    free(first);
-    gpt2_free(&a);
-    gpt2_free(&b);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
-// 3. learning
+// 3. initial weights
 
 // Returns the standard deviation of GPT-2's initial values by the tensor's name, and their mean in *center.
 static double initial_deviation(const char *name, int num_layers, double *center) {
@@ -923,27 +903,6 @@ static TrainArgs small_run(const char *train_data) {
     a.gradients = 1;
     a.device = device_choice();
     return a;
-}
-
-static void test_memorises_a_batch(void **state) {
-    (void)state;
-    TrainArgs a = small_run(random_file("batch.txt", 2000));
-    a.model = "l2h2c64";
-    a.B = 4;
-    a.T = 32;
-    a.batch_tokens = -1;
-    a.overfit = 1;
-    a.max_steps = 200;
-    a.lr = 3e-3;
-    a.weight_decay = 0;
-    Run run;
-    StepReport report;
-    run_open(&run, &a, alone_host());
-    for (int i = 0; i < a.max_steps; i++) { report = train_step(&run); }
-    print_message("    loss of a batch of 128 tokens after 200 steps: %.4f\n", report.loss);
-    assert_true(report.loss < tolerance->memorised);
-    assert_padding_zero(weights(&run.model), &run.model.config);
-    run_close(&run);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1409,26 +1368,6 @@ static void test_resume_small_states(void **state) {
     }
 }
 
-// -w split has the bits of -w fp32.
-static void test_split_masters(void **state) {
-    (void)state;
-    TrainArgs whole_args = small_run(random_file("masters.txt", 2000)), split_args = whole_args;
-    split_args.master = MASTER_SPLIT;
-    Run whole, split;
-    run_open(&whole, &whole_args, alone_host());
-    run_open(&split, &split_args, alone_host());
-    size_t total = whole.model.layout.total;
-    assert_true((DT_FLOATX == DT_REAL) == !split.model.optimizer.remainder);
-    for (int i = 0; i < RUN_STEPS; i++) {
-        StepReport from_whole = train_step(&whole), from_split = train_step(&split);
-        assert_true(from_whole.loss == from_split.loss && from_whole.grad_norm == from_split.grad_norm);
-        assert_memory_equal(params_of(&whole.model), params_of(&split.model), total * sizeof(floatX));
-        assert_memory_equal(first_moment(&whole.model), first_moment(&split.model), total * sizeof(real));
-    }
-    run_close(&split);
-    run_close(&whole);
-}
-
 enum { MANY = 64, MANY_T = 16 };
 
 // A model that takes MANY sequences an update in micro-batches of B, and their tokens.
@@ -1507,27 +1446,6 @@ static void test_sums_of_many_micro_batches(void **state) {
     assert_int_equal(gradients_of(&a), DT_REAL);
     a.zero = 2;
     assert_int_equal(gradients_of(&a), DT_FLOATX);
-}
-
-// A run with one micro-batch per update agrees with a run of four.
-static void test_accumulation(void **state) {
-    (void)state;
-    TrainArgs whole_args = small_run(random_file("accumulation.txt", 2000)), split_args = whole_args;
-    whole_args.B = 4;
-    whole_args.batch_tokens = -1;
-    split_args.B = 1;
-    Run whole, split;
-    run_open(&whole, &whole_args, alone_host());
-    run_open(&split, &split_args, alone_host());
-    for (int i = 0; i < 5; i++) {
-        StepReport a = train_step(&whole), b = train_step(&split);
-        assert_close("loss of a step", relative_difference(b.loss, a.loss), micro_batch_tolerance());
-        assert_close("norm of a step", relative_difference(b.grad_norm, a.grad_norm), micro_batch_tolerance());
-        assert_true(a.lr == b.lr && a.tokens == b.tokens);
-    }
-    assert_int_equal(dataloader_position(&whole.data.train_loader), dataloader_position(&split.data.train_loader));
-    run_close(&split);
-    run_close(&whole);
 }
 
 // AdamW of one tensor in double: updates w from g and from the m and v before this step.
@@ -1825,11 +1743,9 @@ int main(void) {
         cmocka_unit_test(test_default_logits_chunks),
         cmocka_unit_test(test_documents),
         cmocka_unit_test(test_signals_in_matmuls),
-        cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_recompute_with_other_options),
         cmocka_unit_test(test_initial_weights),
-        cmocka_unit_test(test_memorises_a_batch),
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_generation),
         cmocka_unit_test(test_planned_is_allocated),
@@ -1840,10 +1756,8 @@ int main(void) {
         cmocka_unit_test(test_plan_allocates_nothing),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_resume_small_states),
-        cmocka_unit_test(test_split_masters),
         cmocka_unit_test(test_sums_of_many_micro_batches),
         cmocka_unit_test(test_resume_with_flags),
-        cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_optimizer_flags),
 #ifdef SIMT
         cmocka_unit_test(test_start_step_does_not_wait),

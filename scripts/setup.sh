@@ -3,8 +3,8 @@
 # PURPOSE is build, gpu, train, test, lint, bench, fuzz, aarch64 or peers.
 # gpu: for a machine with CUDA's toolkit. make, g++, cJSON and cmocka build the program and what scripts/gpu_check.sh
 # runs. Nothing else is installed.
-# For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
-# disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
+# For the tests, pip installs tiktoken and other packages into build/py, and into build/cuda_tools CUDA's disassembler on
+# a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
 # hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
@@ -35,12 +35,7 @@ has_disassembler() {
     ! has_command nvcc || { has_command cuobjdump && has_command nvdisasm; } ||
         compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null
 }
-# NVIDIA's headers of tensor-core layouts; four packages
-has_cute() {
-    compgen -G "$cuda_tools/lib/python*/site-packages/cutlass_library/source/include/cute" >/dev/null &&
-        compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/cu13/include/cccl" >/dev/null
-}
-makes_environments() { { has_disassembler && has_cute; } || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+makes_environments() { has_disassembler || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
 
 # The PyTorch of `make bench-cpu`. PyPI's has CUDA. Remove the folder to get a newer one.
 torch=build/torch
@@ -102,7 +97,7 @@ want test          clang-19            "a newer clang, whose hot loops are looke
 want test          g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
 want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
-want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
+want test          python3-venv        "pip, for CUDA's disassembler"                          makes_environments
 need "test lint gpu" libcmocka-dev     "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint          clang-format        "formats the sources"                                   has_command clang-format
@@ -123,13 +118,12 @@ want bench         python3-venv        "pip, for PyTorch"                       
 want bench         g++                 "compiles the kernels of torch.compile"                 has_command g++
 want bench         python3-dev         "Python's headers, for torch.compile"                   has_python_headers
 
-# install_wheels NAME SCRIPT PACKAGE...: with pip, for a test script. A virtual environment, because Debian's Python
-# refuses pip
-install_wheels() {
-    echo "setup: installing $1 with pip into $cuda_tools, for dev/test/$2"
+# a virtual environment, because Debian's Python refuses pip
+install_disassembler() {
+    echo "setup: installing cuobjdump and nvdisasm (6 MB) with pip into $cuda_tools, for dev/test/test_sass.sh"
     /usr/bin/python3 -m venv $cuda_tools >/dev/null &&
         $cuda_tools/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check --no-deps \
-            "${@:3}" >/dev/null 2>&1 ||
+            nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
 }
 # Python packages of today, for tests that compare with them and for bench-tokenizer
@@ -166,10 +160,7 @@ install_tools() {
     [ "$purpose" = test ] || return 0
     has_packages || install_packages
     [ -z "$with_peers" ] || install_peers
-    has_disassembler || install_wheels "cuobjdump and nvdisasm (6 MB)" test_sass.sh nvidia-cuda-cuobjdump \
-        nvidia-cuda-nvdisasm
-    has_cute || install_wheels "CuTe's headers (13 MB)" test_layouts.sh nvidia-cutlass==4.2.0.0 \
-        'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-runtime==13.0.*'
+    has_disassembler || install_disassembler
 }
 
 if [ $((${#required[@]} + ${#optional[@]})) -eq 0 ]; then

@@ -3,7 +3,6 @@ Where the instructions of the tensor cores expect each element, as plain formula
 mma.m16n8k16 with floating point type" and "Warp-level matrix load instruction: ldmatrix".
 defines: Place, mma_a_place, mma_b_place, mma_d_place, MatrixSource, ldmatrix_source, ldmatrix_trans_source
 Element i of a lane is in register i/2 of A, B and ldmatrix, the lower half first, and in register i of C and D.
-With -DCUTE the functions are those of cute_layouts.cu, which reads the same layouts from CuTe's headers.
 */
 #pragma once
 
@@ -15,13 +14,6 @@ typedef struct MatrixSource {
     int lane, element;  // the lane whose address begins a row, and the element of this row
 } MatrixSource;
 
-#ifdef CUTE
-Place mma_a_place(int lane, int i);
-Place mma_b_place(int lane, int i);
-Place mma_d_place(int lane, int i);
-MatrixSource ldmatrix_source(int lane, int i);
-MatrixSource ldmatrix_trans_source(int lane, int i);
-#else
 static inline Place mma_a_place(int lane, int i) {
     int group = lane >> 2, in_group = lane % 4;
     Place p = {i < 2 || (4 <= i && i < 6) ? group : group + 8, in_group * 2 + (i & 1) + (i < 4 ? 0 : 8)};
@@ -50,4 +42,3 @@ static inline MatrixSource ldmatrix_trans_source(int lane, int i) {
     MatrixSource source = {i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4};
     return source;
 }
-#endif

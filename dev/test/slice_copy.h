@@ -1,6 +1,6 @@
 /*
 Whole tensors and slices in host memory, for tests.
-defines: param_init_tensor, slice_extract, slice_insert
+defines: param_init_tensor, slice_extract
 */
 #pragma once
 #include "llmc/shapes/slices.h"
@@ -20,13 +20,5 @@ static inline void slice_extract(void *local, const void *global, const Slice *s
     for (size_t i = 0; i < slice_num_ranges(s); i++) {
         SliceRange range = slice_range(s, i);
         memcpy((char *)local + range.local * size, (const char *)global + range.global * size, range.count * size);
-    }
-}
-
-// the slice of global = local
-static inline void slice_insert(void *global, const void *local, const Slice *s, size_t size) {
-    for (size_t i = 0; i < slice_num_ranges(s); i++) {
-        SliceRange range = slice_range(s, i);
-        memcpy((char *)global + range.global * size, (const char *)local + range.local * size, range.count * size);
     }
 }

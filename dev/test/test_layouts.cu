@@ -2,16 +2,10 @@
 Tests of the tensor-core layouts: mma.sync and ldmatrix through the functions of cuda_common.cuh, and the tiles of
 attention.cuh. Expected are the layouts of layouts.h and the results of zluda_vectors.h. No test looks inside an
 instruction: the same tests check the emulator and a GPU. The emulator runs them with different warp orders, mma
-roundings and completions of cp.async. Built with -DCUTE, the expected layouts are CuTe's (test_layouts.sh).
+roundings and completions of cp.async.
 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "testing.h"
 #include <limits.h>
-extern "C" {  // cmocka.h has no extern "C" of its own
-#include <cmocka.h>
-}
 #include "device_array.h"
 #include "layouts.h"
 #include "llmc/attention.cuh"

@@ -201,39 +201,6 @@ static void test_saved_channels_of_every_level(void **state) {
     }
 }
 
-// A saved activation has its own slot. Recomputed activations of one segment have different slots.
-static void check_slots(const Recompute *r, int L) {
-    for (int id = LN1; id <= RESIDUAL3; id++) {
-        const ActivationSpec *spec = &activation_specs[id];
-        for (int a = 0; a < L; a++) {
-            int at = activation_slot(r, (ActivationId)id, a, L);
-            bool saved = activation_is_saved(r, (ActivationId)id, a);
-            if (!saved && spec->home != IN_SLOTS) { continue; }
-            assert_in_range(at, 0, num_activation_slots(r, (ActivationId)id, L) - 1);
-            for (int b = a + 1; b < L; b++) {
-                bool other_saved = activation_is_saved(r, (ActivationId)id, b);
-                bool alive_together = saved || other_saved || segment_end(r, a) == segment_end(r, b);
-                if (alive_together && (other_saved || spec->home == IN_SLOTS)) {
-                    assert_int_not_equal(at, activation_slot(r, (ActivationId)id, b, L));
-                }
-            }
-        }
-    }
-    int recomputed = 0;
-    for (int l = L - 1; l >= 0; l--) { recomputed += l + 1 - recompute_from(r, l); }
-    assert_int_equal(recomputed, L);  // every block belongs to one segment
-}
-
-static void test_slots(void **state) {
-    (void)state;
-    for (int L = 1; L <= 6; L++) {
-        for (int i = 0; i < 5 * 6 * 7; i++) {
-            Recompute r = {i % 5, 1 + i / 5 % 6, i / 30, false};
-            if (r.layers <= L) { check_slots(&r, L); }
-        }
-    }
-}
-
 // -rk 0 chooses segments of one block for 12 layers and of two for 48; below -r 4 there are no segments
 static void test_best_segment(void **state) {
     (void)state;
@@ -698,7 +665,6 @@ int main(void) {
         cmocka_unit_test(test_tensor_parallel_activations),
         cmocka_unit_test(test_all_ranks_have_the_same_plan),
         cmocka_unit_test(test_saved_channels_of_every_level),
-        cmocka_unit_test(test_slots),
         cmocka_unit_test(test_best_segment),
         cmocka_unit_test(test_ladder),
         cmocka_unit_test(test_rungs_are_left_out),

@@ -4,15 +4,8 @@ The first group also holds on a GPU. The emulator runs it three times, with diff
 completions of cp.async. The second group covers the emulator alone: the race check, aborts on misuse, and the errors of
 the runtime.
 */
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-extern "C" {  // cmocka.h has no extern "C" of its own
-#include <cmocka.h>
-}
 #include "testing.h"
+#include <signal.h>
 #include "device_array.h"
 #include "llmc/common/device.cuh"
 #include <set>

@@ -32,37 +32,7 @@ static const char *title(ParamId id, const GPT2Config *c, int t) {
 
 static size_t global_count(ParamId id, const GPT2Config *c) { return param_used_rows(id, c) * param_cols(id, c); }
 
-// 1, 2, 3, ...
-static float *numbered(size_t n) {
-    float *x = (float *)xmalloc(n * sizeof *x);
-    for (size_t i = 0; i < n; i++) { x[i] = (float)(i + 1); }
-    return x;
-}
-
-static float *not_a_number(size_t n) {
-    float *x = (float *)xmalloc(n * sizeof *x);
-    memset(x, 0xFF, n * sizeof *x);
-    return x;
-}
-
 // ---- checks of one tensor
-
-static void check_round_trip(ParamId id, const GPT2Config *c, int t) {
-    size_t n = global_count(id, c);
-    float *global = numbered(n), *inserted = not_a_number(n);
-    for (int r = 0; r < t; r++) {
-        Slice s = param_slice(id, c, t, r);
-        float *local = not_a_number(s.rows * s.cols);
-        slice_extract(local, global, &s, sizeof *local);
-        slice_insert(inserted, local, &s, sizeof *local);
-        free(local);
-    }
-    if (memcmp(inserted, global, n * sizeof *global) != 0) {
-        fail_msg("%s: the slices do not make up the whole tensor", title(id, c, t));
-    }
-    free(global);
-    free(inserted);
-}
 
 // An element of a split tensor is in one slice, of a replicated tensor in all. Ranges ascend and cannot be merged.
 static void check_holders(ParamId id, const GPT2Config *c, int t) {
@@ -90,29 +60,6 @@ static void check_holders(ParamId id, const GPT2Config *c, int t) {
         }
     }
     free(holders);
-}
-
-// slice_extract copies the elements of all ranges and fills the padding with zeros.
-static void check_padding(ParamId id, const GPT2Config *c, int t) {
-    float *global = numbered(global_count(id, c));
-    for (int r = 0; r < t; r++) {
-        Slice s = param_slice(id, c, t, r);
-        size_t count = s.rows * s.cols, extracted = 0;
-        float *local = not_a_number(count);
-        slice_extract(local, global, &s, sizeof *local);
-        for (size_t i = 0; i < slice_num_ranges(&s); i++) {
-            SliceRange range = slice_range(&s, i);
-            extracted += range.count;
-            for (size_t j = 0; j < range.count; j++) {
-                assert_true(local[range.local + j] == global[range.global + j]);
-                local[range.local + j] = 0;
-            }
-        }
-        for (size_t i = 0; i < count; i++) { assert_true(local[i] == 0); }
-        assert_true(extracted <= count);
-        free(local);
-    }
-    free(global);
 }
 
 // slice_init_tensor gives the initial values of the whole tensor.
@@ -159,9 +106,7 @@ static void check_shape(ParamId id, const GPT2Config *c, int t) {
     }
 }
 
-static void test_slices_make_up_the_whole_tensor(void **state) { (void)state, for_each_tensor(check_round_trip); }
 static void test_every_element_is_in_the_right_slices(void **state) { (void)state, for_each_tensor(check_holders); }
-static void test_padding_is_zero(void **state) { (void)state, for_each_tensor(check_padding); }
 static void test_initial_values_do_not_depend_on_t(void **state) { (void)state, for_each_tensor(check_initial_values); }
 static void test_shapes(void **state) { (void)state, for_each_tensor(check_shape); }
 
@@ -212,9 +157,7 @@ static void test_heads_of_1558M_on_two(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slices_make_up_the_whole_tensor),
         cmocka_unit_test(test_every_element_is_in_the_right_slices),
-        cmocka_unit_test(test_padding_is_zero),
         cmocka_unit_test(test_initial_values_do_not_depend_on_t),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_known_shapes),
