@@ -442,7 +442,7 @@ static void check_first_step(const Golden *g, const char *name, ModelOptions opt
     gpt2_free(&m);
 }
 
-static void test_first_step(void **state) {
+TEST(test_first_step) {
     ModelOptions options = training(GOLDEN_B, GOLDEN_T);
     check_first_step((const Golden *)*state, "gradients", options);
     check_first_step((const Golden *)*state, "gradients, matmul inputs rounded", rounding(options));
@@ -510,7 +510,7 @@ static void check_ten_steps(const Golden *g, const char *name, ModelOptions opti
     gpt2_free(&m);
 }
 
-static void test_ten_steps(void **state) {
+TEST(test_ten_steps) {
     const Golden *g = (const Golden *)*state;
     check_ten_steps(g, "after ten steps", training(GOLDEN_B, GOLDEN_T));
     check_ten_steps(g, "after ten steps of three micro-batches", training(1, GOLDEN_T));
@@ -525,7 +525,7 @@ static void parse_epsilon(void *value) {
 }
 
 // A gradient of exactly 0 over an epsilon of 0 would be NaN. The smallest value of --epsilon gives no NaN.
-static void test_smallest_epsilon(void **state) {
+TEST(test_smallest_epsilon) {
     char zero[] = "0", too_small[] = "9e-31", smallest[] = "1e-30";
     assert_stops(2, "--epsilon", parse_epsilon, zero);
     assert_stops(2, "--epsilon", parse_epsilon, too_small);
@@ -560,7 +560,7 @@ static void check_same(const Golden *g, const char *name, int B, int classifier_
     gpt2_free(&other);
 }
 
-static void test_order_of_sums(void **state) {
+TEST(test_order_of_sums) {
     int all = omp_get_max_threads();
     double again = micro_batch_tolerance(), chunks = backend == &cpu_backend ? tolerance->order / 10 : again;
     const struct {
@@ -581,8 +581,7 @@ static void test_order_of_sums(void **state) {
 }
 
 // logits_chunk chooses two chunks for 520 rows, of 384 and 136 rows
-static void test_default_logits_chunks(void **state) {
-    (void)state;
+TEST(test_default_logits_chunks) {
     enum { ROWS = 520 };
     GPT2Config config = {65, 256, 256, 1, 2, 16};
     GPT2 m;
@@ -647,7 +646,7 @@ static double documents_step(GPT2 *m, const int *tokens, const int *targets, Pac
 }
 
 // Three sequences in one row have the loss and the gradients of each alone, added up; and the same bits at -r 4.
-static void test_documents(void **state) {
+TEST(test_documents) {
     const Golden *g = (const Golden *)*state;
     const PackedSequences sequences = {packed_ranges, PACKED};
     int tokens[PACKED_T], targets[PACKED_T];
@@ -686,8 +685,7 @@ static volatile sig_atomic_t signals_seen;
 static void see_signal(int number) { signals_seen = signals_seen + (number == SIGUSR1); }
 
 // A signal handler that interrupts a matmul overwrites nothing, with the flags of catch_signals.
-static void test_signals_in_matmuls(void **state) {
-    (void)state;
+TEST(test_signals_in_matmuls) {
     enum { N = 12 * 64, C = 128, OC = 512, SIGNALS = 500 };
     if (backend != &cpu_backend) { skip(); }
     int threads = omp_get_max_threads();
@@ -792,8 +790,7 @@ static RecomputeCase recompute_case(ModelOptions options) {
 }
 
 // every -r with every -rk and -rn
-static void test_recompute(void **state) {
-    (void)state;
+TEST(test_recompute) {
     RecomputeCase c = recompute_case(training(2, 24));
     bool fast = backend == &cpu_backend;  // emulated kernels run a selection
     for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
@@ -808,8 +805,7 @@ static void test_recompute(void **state) {
 }
 
 // with gradients in bf16, with rounded matmul inputs, with decoding between updates
-static void test_recompute_with_other_options(void **state) {
-    (void)state;
+TEST(test_recompute_with_other_options) {
     ModelOptions narrow = training(2, 24), sampling = training(2, 24);
     narrow.gradients = DT_BF16;
     sampling.decode_positions = 24;
@@ -848,8 +844,7 @@ static void check_initial_tensor(const real *x, size_t n, const char *name, doub
     }
 }
 
-static void test_initial_weights(void **state) {
-    (void)state;
+TEST(test_initial_weights) {
     GPT2Config config = {32, 300, 384, 3, 2, 64};
     GPT2 m[3];  // one thread; two threads; another seed
     int before = omp_get_max_threads();
@@ -923,7 +918,7 @@ static void check_cache(const Golden *g, GPT2 *decoder, const real *expected, in
     }
 }
 
-static void test_cache(void **state) {
+TEST(test_cache) {
     const Golden *g = (const Golden *)*state;
     static real expected[GOLDEN_LOGITS];
     GPT2 trainer, decoder, narrow;
@@ -986,7 +981,7 @@ static void check_greedy(GPT2 *m, const int *prompt, int length) {
     }
 }
 
-static void test_generation(void **state) {
+TEST(test_generation) {
     const Golden *g = (const Golden *)*state;
     GPT2 m;
     golden_model(&m, g, decoding(POSITIONS, POSITIONS));
@@ -1054,8 +1049,7 @@ static void check_plan(const GPT2Config *c, ModelOptions p) {
     gpt2_free(&m);
 }
 
-static void test_planned_is_allocated(void **state) {
-    (void)state;
+TEST(test_planned_is_allocated) {
     const GPT2Config configs[] = {{20, 67, 128, 2, 3, 48}, {64, 256, 256, 3, 2, 64}, {16, 300, 384, 1, 1, 5}};
     const int batches[][2] = {{1, 1}, {3, 7}, {2, 16}};
     for (int i = 0; i < 3 * 3 * 4; i++) {
@@ -1068,8 +1062,7 @@ static void test_planned_is_allocated(void **state) {
 }
 
 // Every memory flag sets its field of ModelOptions.
-static void test_flags_set_the_options(void **state) {
-    (void)state;
+TEST(test_flags_set_the_options) {
     char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -ge 1 -w none -om 8bit -gd bf16 --graph 0 "
                   "--offload 4";
     char *argv[32];
@@ -1097,8 +1090,7 @@ static void test_flags_set_the_options(void **state) {
 }
 
 // for -r, -rk, -rn, -w, -om, -gd, --offload and the rows of a logits chunk
-static void test_planned_is_allocated_for_all_flags(void **state) {
-    (void)state;
+TEST(test_planned_is_allocated_for_all_flags) {
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
     int step = backend == &cpu_backend ? 1 : 23;  // 23 shares no factor with the numbers of values
     for (int i = 0; i < 5 * 3 * 3 * 2 * 3 * 3 * 2; i += step) {
@@ -1158,8 +1150,7 @@ static void check_gaps(ModelOptions options) {
     gpt2_free(&m);
 }
 
-static void test_no_write_past_a_tensor(void **state) {
-    (void)state;
+TEST(test_no_write_past_a_tensor) {
     ModelOptions options = rounding(training(3, 7));
     options.decode_positions = 11;
     check_gaps(options);
@@ -1184,7 +1175,7 @@ static void acquire_too_much(void *model) {
     scratch_acquire(&((GPT2 *)model)->mlp_scratch, "dfch", ((GPT2 *)model)->mlp_scratch.bytes + 1);
 }
 
-static void test_scratch_misuse_stops(void **state) {
+TEST(test_scratch_misuse_stops) {
     GPT2 m;
     golden_model(&m, (const Golden *)*state, training(1, GOLDEN_T));
     assert_stops(1, "scratch for dln2 is in use by dln1", acquire_twice, &m);
@@ -1221,8 +1212,7 @@ static double number_of(const cJSON *object, const char *key) {
     return item->valuedouble;
 }
 
-static void test_plan_allocates_nothing(void **state) {
-    (void)state;
+TEST(test_plan_allocates_nothing) {
     const char *const models[] = {"d12", "d48"};
     for (int i = 0; i < 2; i++) {
         char program[] = "train_gpt2", plan_flag[] = "--plan=json", level[] = "--recompute=1", model_flag[] = "-e";
@@ -1336,16 +1326,14 @@ static void check_resumes(TrainArgs *args, int first, int last) {
 }
 
 // 22 training sequences of 8 tokens, 4 a step: the second epoch begins in step 6.
-static void test_resume(void **state) {
-    (void)state;
+TEST(test_resume) {
     TrainArgs args = small_run(random_file("resume.txt", 200));
     args.skip_loss = args.skip_norm = 1.9;
     check_resumes(&args, 1, RUN_STEPS - 1);
 }
 
 // --overfit, and -f 2
-static void test_resume_with_flags(void **state) {
-    (void)state;
+TEST(test_resume_with_flags) {
     TrainArgs args = small_run(random_file("overfit.txt", 200)), rounded = args;
     args.overfit = 1;
     rounded.matmul_precision = 2;
@@ -1354,8 +1342,7 @@ static void test_resume_with_flags(void **state) {
 }
 
 // with every -w, -om and -gd
-static void test_resume_small_states(void **state) {
-    (void)state;
+TEST(test_resume_small_states) {
     TrainArgs args = small_run(random_file("states.txt", 200));
     for (args.master = MASTER_NONE; args.master <= MASTER_SPLIT; args.master++) {
         for (args.moments = 0; args.moments < 3; args.moments++) {
@@ -1433,8 +1420,7 @@ static void check_loss_of_micro_batches(int B) {
 }
 
 // The reason for -gd auto: fp32 gradients of 64 micro-batches are exact enough, bf16 gradients are not.
-static void test_sums_of_many_micro_batches(void **state) {
-    (void)state;
+TEST(test_sums_of_many_micro_batches) {
     double in_fp32 = accumulation_error(DT_REAL), in_bf16 = accumulation_error(DT_BF16);
     print_message("    error of the gradient of 64 micro-batches: %.1e in fp32, %.1e in bf16\n", in_fp32, in_bf16);
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
@@ -1460,8 +1446,7 @@ static void expected_update(double *w, const real *m, const real *v, const real 
 }
 
 // Three steps of a run, warmup included, follow the formula of AdamW with the flags' values.
-static void test_optimizer_flags(void **state) {
-    (void)state;
+TEST(test_optimizer_flags) {
     TrainArgs a = small_run(random_file("flags.txt", 2000));
     a.beta1 = 0.7;
     a.beta2 = 0.8;
@@ -1508,8 +1493,7 @@ static void break_weights(GPT2 *m) {
 
 // After two steps, matmuls are autotuned and micro-steps are CUDA graphs. Then start_step launches a graph for each
 // micro-step, never waits for the device, and copies only from pinned memory: at every --offload.
-static void test_start_step_does_not_wait(void **state) {
-    (void)state;
+TEST(test_start_step_does_not_wait) {
     for (int offload = 0; offload <= 4; offload++) {
         TrainArgs args = small_run(random_file("stream.txt", 2000));
         args.offload = offload;
@@ -1549,8 +1533,7 @@ static StepReport run_with_fault(const char *fault, int offload) {
 
 // If the driver refuses the graph of a micro-step, or a launch in its capture, the run goes on without early launches
 // and has the same bits.
-static void test_refused_early_launches(void **state) {
-    (void)state;
+TEST(test_refused_early_launches) {
     if (backend == &cpu_backend || simt::settings().capability < 90) { skip(); }  // none before sm_90
     for (int offload = 0; offload <= 4; offload += 4) {
         StepReport usual = run_with_fault(NULL, offload);
@@ -1563,8 +1546,7 @@ static void test_refused_early_launches(void **state) {
 
 // The loop waits once a step: for the results of one step after it has enqueued the next. The device is idle only after
 // the last step.
-static void test_loop_waits_a_step_behind(void **state) {
-    (void)state;
+TEST(test_loop_waits_a_step_behind) {
     TrainArgs args = small_run(random_file("stream.txt", 2000));
     args.val_every = args.sample_every = 0;
     args.max_steps = 6;
@@ -1585,8 +1567,7 @@ static void test_loop_waits_a_step_behind(void **state) {
 #endif
 
 // An outlier's update is skipped and counts as a step, with the outlier in the window.
-static void test_outlier_detectors(void **state) {
-    (void)state;
+TEST(test_outlier_detectors) {
     TrainArgs args = small_run(random_file("outliers.txt", 2000));
     args.skip_loss = 5;
     Run run;
@@ -1627,7 +1608,7 @@ static bool updates_with_loss(const Golden *g, real loss) {
 }
 
 // The device skips an update whose loss is not finite, also if the norm is finite: the host may be a step behind.
-static void test_loss_not_finite(void **state) {
+TEST(test_loss_not_finite) {
     const Golden *g = (const Golden *)*state;
     assert_true(updates_with_loss(g, (real)3.5));
     assert_false(updates_with_loss(g, (real)NAN));
@@ -1637,8 +1618,7 @@ static void test_loss_not_finite(void **state) {
 
 // Steps that are not finite change no state, also not the outlier windows, and end the training loop after MAX_SKIPS
 // of them. Later steps may be on the device already.
-static void test_twenty_skips(void **state) {
-    (void)state;
+TEST(test_twenty_skips) {
     TrainArgs args = small_run(random_file("skips.txt", 2000));
     args.max_steps = 40;
     args.val_every = args.sample_every = 0;
@@ -1722,8 +1702,7 @@ static void check_origin(int first, int last, bool broken, const char *expected)
     run_close(&run);
 }
 
-static void test_nan_check(void **state) {
-    (void)state;
+TEST(test_nan_check) {
     check_origin(1, 99, false,
                  "attention_forward of layer 1 made the first non-finite number, NaN in element 3 of out");
     check_origin(99, 99, true, "ln_f.weight was not finite before the step: NaN in element 0");
@@ -1735,39 +1714,5 @@ int main(void) {
     setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
     setenv("TRAIN_GPT2_SELF_CHECK", "", 1);  // no self-check at the start of each run
     backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_step),
-        cmocka_unit_test(test_ten_steps),
-        cmocka_unit_test(test_smallest_epsilon),
-        cmocka_unit_test(test_order_of_sums),
-        cmocka_unit_test(test_default_logits_chunks),
-        cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_signals_in_matmuls),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_recompute_with_other_options),
-        cmocka_unit_test(test_initial_weights),
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_generation),
-        cmocka_unit_test(test_planned_is_allocated),
-        cmocka_unit_test(test_flags_set_the_options),
-        cmocka_unit_test(test_planned_is_allocated_for_all_flags),
-        cmocka_unit_test(test_no_write_past_a_tensor),
-        cmocka_unit_test(test_scratch_misuse_stops),
-        cmocka_unit_test(test_plan_allocates_nothing),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_resume_small_states),
-        cmocka_unit_test(test_sums_of_many_micro_batches),
-        cmocka_unit_test(test_resume_with_flags),
-        cmocka_unit_test(test_optimizer_flags),
-#ifdef SIMT
-        cmocka_unit_test(test_start_step_does_not_wait),
-        cmocka_unit_test(test_refused_early_launches),
-        cmocka_unit_test(test_loop_waits_a_step_behind),
-#endif
-        cmocka_unit_test(test_outlier_detectors),
-        cmocka_unit_test(test_loss_not_finite),
-        cmocka_unit_test(test_twenty_skips),
-        cmocka_unit_test(test_nan_check),
-    };
-    return cmocka_run_group_tests_name("gpt2", tests, golden_open, golden_close);
+    return cmocka_run_group_tests_name("gpt2", test_list()->tests, golden_open, golden_close);
 }

@@ -53,8 +53,7 @@ static int number_in_b(int row, int column) {
     return 0;
 }
 
-static void test_mma(void **state) {
-    (void)state;
+TEST(test_mma) {
     DeviceArray<float> out(256 * 128);
     LAUNCH(multiply_one, 256, 32, 0, nullptr, out.at);
     std::vector<float> d = out.host();
@@ -103,8 +102,7 @@ static void check_ldmatrix(const std::vector<int> &places, bool transposed) {
     }
 }
 
-static void test_ldmatrix(void **state) {
-    (void)state;
+TEST(test_ldmatrix) {
     std::vector<int> in_order(32), far_apart(32), backwards(32), permuted(32);
     for (int lane = 0; lane < 32; lane++) {
         in_order[lane] = lane * 16;
@@ -178,8 +176,7 @@ static Place place_in_block(int fragment, int lane, int i) {
     return fragment == B ? p : Place{p.column, p.row};
 }
 
-static void test_tile_fragments(void **state) {
-    (void)state;
+TEST(test_tile_fragments) {
     with_each_tile([](auto tiles, AttentionShape s) {
         using Tiles = decltype(tiles);
         std::vector<bf16> matrix(Tiles::OWN * s.HS);
@@ -204,8 +201,7 @@ template <class Tiles> static __global__ void store_places(Place *out) {
 }
 
 // multiply_add hands mma the sums of rows 0 and 1 and columns 0 and 1 as d[2 * row + column].
-static void test_tile_places(void **state) {
-    (void)state;
+TEST(test_tile_places) {
     with_each_tile([](auto tiles, AttentionShape) {
         using Tiles = decltype(tiles);
         DeviceArray<Place> out(Tiles::THREADS * 4);
@@ -279,8 +275,7 @@ template <class Tiles, int N> static void check_products(AttentionShape s) {
     }
 }
 
-static void test_tile_products(void **state) {
-    (void)state;
+TEST(test_tile_products) {
     with_each_tile([](auto tiles, AttentionShape s) {
         using Tiles = decltype(tiles);
         check_products<Tiles, Tiles::OTHER / 4>(s);  // as the forward
@@ -303,8 +298,7 @@ static __global__ void zluda_multiply(float *out) {
     for (int i = 0; i < 4; i++) { out[threadIdx.x * 4 + (unsigned)i] = d[i]; }
 }
 
-static void test_zluda_mma(void **state) {
-    (void)state;
+TEST(test_zluda_mma) {
     DeviceArray<float> out(256);
     LAUNCH(zluda_multiply, 1, 64, 0, nullptr, out.at);
     std::vector<float> d = out.host();
@@ -327,8 +321,7 @@ static __global__ void zluda_load(uint32_t *out, uint32_t *out_trans, const uint
     for (int i = 0; i < 4; i++) { out_trans[lane * 4 + i] = r[i]; }
 }
 
-static void test_zluda_ldmatrix(void **state) {
-    (void)state;
+TEST(test_zluda_ldmatrix) {
     DeviceArray<uint32_t> in(std::vector<uint32_t>(zluda_ldmatrix_in, zluda_ldmatrix_in + 64));
     DeviceArray<uint16_t> in_trans(std::vector<uint16_t>(zluda_ldmatrix_trans_in, zluda_ldmatrix_trans_in + 256));
     DeviceArray<uint32_t> out(64), out_trans(128);
@@ -346,8 +339,7 @@ static __global__ void zluda_convert(uint32_t *out, float low, float high) {
     out[0] = pack_bf16(low, high);
 }
 
-static void test_zluda_cvt(void **state) {
-    (void)state;
+TEST(test_zluda_cvt) {
     DeviceArray<uint32_t> out(1);
     LAUNCH(zluda_convert, 1, 1, 0, nullptr, out.at, ZLUDA_CVT_LOW, ZLUDA_CVT_HIGH);
     assert_int_equal(out.host()[0], ZLUDA_CVT);
@@ -355,22 +347,8 @@ static void test_zluda_cvt(void **state) {
 
 // ---- main
 
-static int run_group(const char *name) {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mma),
-        cmocka_unit_test(test_ldmatrix),
-        cmocka_unit_test(test_tile_fragments),
-        cmocka_unit_test(test_tile_places),
-        cmocka_unit_test(test_tile_products),
-        cmocka_unit_test(test_zluda_mma),
-        cmocka_unit_test(test_zluda_ldmatrix),
-        cmocka_unit_test(test_zluda_cvt),
-    };
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
-}
-
 #ifdef __CUDACC__
-int main(void) { return run_group("on the device"); }
+int main(void) { return run_all_tests("on the device"); }
 #else
 int main(void) {
     const char *const names[] = {"forward", "reverse, tensor-core rounding", "seeded, eager cp.async"};
@@ -380,7 +358,7 @@ int main(void) {
         simt::settings().warp_order = orders[run];
         simt::settings().mma_rounding = run == 1;
         simt::settings().eager_async = run == 2;
-        failures += run_group(names[run]);
+        failures += run_all_tests(names[run]);
     }
     return failures;
 }

@@ -272,11 +272,12 @@ static int reset_device(void **state) {
     return 0;
 }
 
-// Runs a test, then asserts that device memory and cuBLASLt objects are freed. A failed test does not get that far.
-template <void (*test)(void **)> static void without_leaks(void **state) {
-    test(state);
+// after each test
+static int check_leaks(void **state) {
+    (void)state;
     assert_int_equal(simt::lt_counts().objects, 0);
     assert_int_equal(simt::runtime().device_bytes_used, 0);
+    return 0;
 }
 
 static std::string contents(const char *path) {
@@ -304,6 +305,63 @@ template <class Work> static std::string stderr_of(Work work) {
 
 static bool contains(const std::string &text, const char *words) { return text.find(words) != std::string::npos; }
 
+// ---- errors. First, since a child that is forked would lack OpenMP's threads
+
+static void run_layer(Gpu *gpu, Layer *l, int which) {
+    Results *r = &l->got;
+    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
+    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
+    run_backward(gpu, l, TRAINING | which);
+}
+
+static void product_that_fails(void *argument) {
+    Gpu *gpu = (Gpu *)argument;
+    Layer l(48, 64, 96);
+    l.got.reset(GRAD_SET);
+    run_layer(gpu, &l, 0);
+    simt::settings().broken_kernel = "cublasLtMatmul:error";
+    run_layer(gpu, &l, 0);
+}
+
+TEST(test_error_names_the_product) {
+    Gpu gpu;
+    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_that_fails, &gpu);
+}
+
+static void first_run(void *gpu) {
+    Layer l(48, 64, 96);
+    check_forward((Gpu *)gpu, &l, 1);
+}
+
+// An algorithm that crashes ends the run at each start, unless nothing is timed.
+TEST(test_crash_in_a_trial_names_the_way_out) {
+    for (int late : {0, 1}) {
+        Gpu gpu;
+        simt::settings().late_streams = late;
+        simt::lt_settings().crashing_algorithm = 1;
+        assert_stops(EXIT_RUN_FAILED,
+                     "aligned=16,16,16,16,16,16): an illegal memory access was encountered while cuBLASLt's algorithms "
+                     "were timed; TRAIN_GPT2_AUTOTUNE=0 ",
+                     first_run, &gpu);
+    }
+    simt::settings().late_streams = 0;
+    setenv("TRAIN_GPT2_AUTOTUNE", "0", 1);
+    Gpu gpu;
+    first_run(&gpu);
+}
+
+static void first_in_capture(void *argument) {
+    Gpu *gpu = (Gpu *)argument;
+    Layer layer(48, 64, 96);
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal));
+    run_layer(gpu, &layer, 0);
+}
+
+TEST(test_first_in_capture_is_refused) {
+    Gpu gpu;
+    assert_stops(EXIT_RUN_FAILED, "during the capture of a CUDA graph", first_in_capture, &gpu);
+}
+
 // ---- bias gradients by our own kernels
 
 // several rounds of a block with rows left over; single elements; less than a round; one row
@@ -320,8 +378,7 @@ static void check_column_sums(Gpu *gpu, int rows, int cols, GradMode mode) {
     assert_close("column sums", sums, wanted, REAL_TOLERANCE);
 }
 
-static void test_column_sums(void **state) {
-    (void)state;
+TEST(test_column_sums) {
     Gpu gpu;
     for (const int *shape : SUMS) {
         for (GradMode mode : {GRAD_SET, GRAD_ADD}) { check_column_sums(&gpu, shape[0], shape[1], mode); }
@@ -335,8 +392,7 @@ static const int SHAPES[][3] = {{48, 64, 96}, {272, 64, 32}, {16, 136, 72}, {33,
 
 // Aligned, with pointers at odd elements (no bf16 algorithm supports them, and 16-byte loads are impossible), and
 // without cuBLASLt.
-static void test_results(void **state) {
-    (void)state;
+TEST(test_results) {
     for (int how = 0; how < 3; how++) {
         int before = simt::lt_counts().matmuls;
         simt::lt_settings().no_algorithms = how == 2;
@@ -362,8 +418,7 @@ static void check_without(uint32_t bits, int missing, Layer *layer) {
     }
 }
 
-static void test_missing_epilogues(void **state) {
-    (void)state;
+TEST(test_missing_epilogues) {
     Layer layer(48, 64, 96), odd(33, 67, 37), unaligned(33, 64, 72, 1);
     check_without(CUBLASLT_EPILOGUE_BIAS, LT_BIAS, &layer);
     check_without(32, LT_GELU, &layer);
@@ -392,8 +447,7 @@ static void run_fused(Gpu *gpu, Layer *l) {
 // The fused epilogue is used where it is faster: one product, plus one of our kernels to accumulate sums. cuBLASLt does
 // not compute the column sums of bf16 products in fp32: these take two of our kernels. In fp32 cuBLASLt's GELU is
 // inaccurate, and is never used, nor is its gradient with the column sums: these take four of our kernels.
-static void test_everything_is_fused(void **state) {
-    (void)state;
+TEST(test_everything_is_fused) {
     Gpu gpu;
     Layer l(48, 64, 96);
     l.got.reset(GRAD_SET);
@@ -411,8 +465,7 @@ static void test_everything_is_fused(void **state) {
 #ifdef PRECISION_BF16
 // cuBLASLt computes bf16 gradients that are set. Column sums that are added to a bf16 gradient come from two of our
 // kernels: sums from cuBLASLt would be rounded twice.
-static void test_bf16_gradients_are_fused(void **state) {
-    (void)state;
+TEST(test_bf16_gradients_are_fused) {
     Gpu gpu;
     Layer l(48, 64, 96);
     const int cases[] = {TRAINING | ROUNDED, ADD | ROUNDED | WITH_DWEIGHT | WITH_DBIAS, ADD | ROUNDED | TRAINING};
@@ -431,8 +484,7 @@ static void test_bf16_gradients_are_fused(void **state) {
 #endif
 
 // An fp32 bias gradient is the fp32 sum of the stored dinp, whichever algorithm and epilogue are fastest.
-static void test_precision_does_not_depend_on_time(void **state) {
-    (void)state;
+TEST(test_precision_does_not_depend_on_time) {
     const std::vector<uint32_t> slow[] = {{CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_DGELU},
                                           {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_DGELU_BGRAD},
                                           {CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD}};
@@ -483,8 +535,7 @@ static void check_rounded_once(int which) {
     }
 }
 
-static void test_bf16_gradients_are_rounded_once(void **state) {
-    (void)state;
+TEST(test_bf16_gradients_are_rounded_once) {
     set_fast(0, 1);  // one algorithm for both layers: the same order of sums
     if (DT_FLOATX == DT_BF16) { check_rounded_once(0), check_rounded_once(ADD); }
     simt::lt_settings().no_algorithms = true;  // fp32 products with bf16 gradients have no algorithm
@@ -502,8 +553,7 @@ static double forward_error(bool tf32) {
     return relative_error(a.data(), b.data(), a.size());
 }
 
-static void test_tf32(void **state) {
-    (void)state;
+TEST(test_tf32) {
     assert_true(forward_error(false) < REAL_TOLERANCE);
     assert_true(forward_error(true) > 1e-5 && forward_error(true) < 1e-3);
     // truncated factors are off by twice as much, and always towards zero
@@ -516,13 +566,6 @@ static void test_tf32(void **state) {
 #endif
 
 // ---- plans and the choice of algorithms
-
-static void run_layer(Gpu *gpu, Layer *l, int which) {
-    Results *r = &l->got;
-    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
-    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
-    run_backward(gpu, l, TRAINING | which);
-}
 
 // bits of all results
 static std::string bits_of(const Layer &l) {
@@ -542,8 +585,7 @@ static std::string run_and_get_bits(Gpu *gpu, Layer *l, int which) {
 }
 
 // SIMT_PRODUCTS: other seeds give other orders of sums, and so other bits. The same seed gives the same bits.
-static void test_orders_of_sums(void **state) {
-    (void)state;
+TEST(test_orders_of_sums) {
     Layer l(48, 64, 96);
     std::vector<std::string> seen;
     for (int seed = 0; seed < 6; seed++) {
@@ -557,8 +599,7 @@ static void test_orders_of_sums(void **state) {
 }
 
 // A plan is made once per shape and alignment, and serves any pointers.
-static void test_plans_are_reused(void **state) {
-    (void)state;
+TEST(test_plans_are_reused) {
     Gpu gpu;
     Layer layer(48, 64, 96), elsewhere(48, 64, 96), other(48, 64, 104), unaligned(48, 64, 96, 1);
     std::string first = run_and_get_bits(&gpu, &layer, 0);
@@ -581,8 +622,7 @@ static void assert_latest(int number, int splits) {
 }
 
 // The weight gradient has k = 1024, which the candidates split in up to 8 parts.
-static void test_fastest_is_chosen(void **state) {
-    (void)state;
+TEST(test_fastest_is_chosen) {
     const int fast[][2] = {{0, 1}, {1, 1}, {0, 2}, {1, 4}, {0, 8}};
     for (const int *f : fast) {
         Gpu gpu;
@@ -596,8 +636,7 @@ static void test_fastest_is_chosen(void **state) {
 }
 
 // An algorithm whose first timed run is LT_HOPELESS times slower than the best is not timed again.
-static void test_slow_algorithms_are_dropped(void **state) {
-    (void)state;
+TEST(test_slow_algorithms_are_dropped) {
     for (int fast : {0, 1}) {
         Gpu gpu;
         Layer l(32, 64, 48);
@@ -615,8 +654,7 @@ static void test_slow_algorithms_are_dropped(void **state) {
 
 // Algorithm 1 is the faster one of two runs in a row, and the slower one where other operations run in between, as in
 // training.
-static void test_times_are_those_of_a_cold_cache(void **state) {
-    (void)state;
+TEST(test_times_are_those_of_a_cold_cache) {
     Gpu gpu;
     Layer l(32, 64, 48);
     set_fast(1, 1);
@@ -635,8 +673,7 @@ static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
 
 // A rare shape takes the heuristic's first algorithm, untimed, and writes nothing to the autotune cache. When the same
 // shape comes as a frequent one, it is timed. A rare shape uses a cached algorithm if there is one.
-static void test_rare_shapes_are_not_timed(void **state) {
-    (void)state;
+TEST(test_rare_shapes_are_not_timed) {
     const char *path = temp_path("rare");
     Layer l(32, 64, 48);
     int matmuls = 0;
@@ -664,8 +701,7 @@ static void test_rare_shapes_are_not_timed(void **state) {
 }
 
 // A fused epilogue is not used if it is slower than a plain product and our kernel.
-static void test_slow_epilogues_are_not_fused(void **state) {
-    (void)state;
+TEST(test_slow_epilogues_are_not_fused) {
     const uint32_t slow[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD,
                              CUBLASLT_EPILOGUE_BGRADB};
     const int parts[] = {LT_BIAS, LT_GELU | LT_BIAS, LT_DGELU | LT_SUM_D, LT_SUM_B};
@@ -682,8 +718,7 @@ static void test_slow_epilogues_are_not_fused(void **state) {
 
 // The bias is fused if fusing costs less than our kernel for the bias, although the plain product alone is faster. The
 // bias is not fused if fusing costs more.
-static void test_unfused_kernel_is_timed(void **state) {
-    (void)state;
+TEST(test_unfused_kernel_is_timed) {
     Layer layer(1024, 8, 512);
     uint64_t kernel = simt::kernel_nanoseconds(layer.got.out.n / (size_t)Pack<floatX>::SIZE);
     simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_BIAS};
@@ -697,8 +732,7 @@ static void test_unfused_kernel_is_timed(void **state) {
 
 // Timing a product that adds to its output needs a copy of the output. Without memory for the copy, the first algorithm
 // runs untimed and does not go into the autotune cache. A later run with enough memory finds the fastest.
-static void test_no_room_to_time(void **state) {
-    (void)state;
+TEST(test_no_room_to_time) {
     const char *path = temp_path("room");
     Gpu gpu(path);
     Layer l(1024, 16, 8);
@@ -717,8 +751,7 @@ static void test_no_room_to_time(void **state) {
 }
 
 // An algorithm or an epilogue with wrong results is not used, however fast it is, and no trace of it is in the results.
-static void test_wrong_algorithms_are_not_used(void **state) {
-    (void)state;
+TEST(test_wrong_algorithms_are_not_used) {
     for (int how = 0; how < 3; how++) {  // wrong numbers, NaN, nothing written
         Gpu gpu(temp_path(how == 0 ? "wrong" : how == 1 ? "nan" : "silent"));
         Layer l(48, 64, 96);
@@ -749,8 +782,7 @@ static void test_wrong_algorithms_are_not_used(void **state) {
 }
 
 // One wrong element among 65536 is seen, as of a tile that has few samples; right roundings are not.
-static void test_one_wrong_element_is_seen(void **state) {
-    (void)state;
+TEST(test_one_wrong_element_is_seen) {
     std::vector<float> wanted(65536), got;
     for (size_t i = 0; i < wanted.size(); i++) { wanted[i] = (float)rng_normal(1, 2, i); }
     wanted[7] = 0.8f;
@@ -768,45 +800,7 @@ static void test_one_wrong_element_is_seen(void **state) {
     assert_true(difference() == 0);
 }
 
-static void product_that_fails(void *argument) {
-    Gpu *gpu = (Gpu *)argument;
-    Layer l(48, 64, 96);
-    l.got.reset(GRAD_SET);
-    run_layer(gpu, &l, 0);
-    simt::settings().broken_kernel = "cublasLtMatmul:error";
-    run_layer(gpu, &l, 0);
-}
-
-static void test_error_names_the_product(void **state) {
-    (void)state;
-    Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_that_fails, &gpu);
-}
-
 // ---- a library that crashes, refuses what it offers, or is wrong
-
-static void first_run(void *gpu) {
-    Layer l(48, 64, 96);
-    check_forward((Gpu *)gpu, &l, 1);
-}
-
-// An algorithm that crashes ends the run at each start, unless nothing is timed.
-static void test_crash_in_a_trial_names_the_way_out(void **state) {
-    (void)state;
-    for (int late : {0, 1}) {
-        Gpu gpu;
-        simt::settings().late_streams = late;
-        simt::lt_settings().crashing_algorithm = 1;
-        assert_stops(EXIT_RUN_FAILED,
-                     "aligned=16,16,16,16,16,16): an illegal memory access was encountered while cuBLASLt's algorithms "
-                     "were timed; TRAIN_GPT2_AUTOTUNE=0 ",
-                     first_run, &gpu);
-    }
-    simt::settings().late_streams = 0;
-    setenv("TRAIN_GPT2_AUTOTUNE", "0", 1);
-    Gpu gpu;
-    first_run(&gpu);
-}
 
 // What the library refuses after it was chosen, or before, and what runs then: algorithm -1 is our own GEMM.
 static const struct Refusal {
@@ -824,8 +818,7 @@ static void assert_replaced(const Gpu &gpu, const Refusal &r) {
     assert_int_equal(plan->fused, r.fused);
 }
 
-static void test_refused_choices_are_replaced(void **state) {
-    (void)state;
+TEST(test_refused_choices_are_replaced) {
     for (const Refusal &r : REFUSALS) {
         for (int how = 0; how < 4; how++) {  // untimed or timed; refused from the start or later
             Gpu gpu;
@@ -863,8 +856,7 @@ template <class Work> static void run_captured(Gpu *gpu, Work work) {
     CUDA_CHECK(cudaGraphDestroy(graph));
 }
 
-static void test_refusal_in_capture(void **state) {
-    (void)state;
+TEST(test_refusal_in_capture) {
     for (const Refusal &r : REFUSALS) {
         Gpu gpu;
         Layer l(48, 64, 96);
@@ -882,8 +874,7 @@ static void test_refusal_in_capture(void **state) {
 
 // Products that lack the last 8 of their k terms. If algorithm 1 is right, it becomes the reference; if none is, our
 // own GEMM does the work.
-static void test_first_choice_is_checked(void **state) {
-    (void)state;
+TEST(test_first_choice_is_checked) {
     for (int wrong : {1, 2}) {
         Gpu gpu;
         Layer l(72, 72, 136);
@@ -918,8 +909,7 @@ static int lines_of(const std::string &text) {
     return lines;
 }
 
-static void test_cache_is_reused(void **state) {
-    (void)state;
+TEST(test_cache_is_reused) {
     const char *path = temp_path("cache");
     int timed = 0;
     std::string first = run_with_cache(path, 1, &timed), text = contents(path);
@@ -957,8 +947,7 @@ static void receive_news(void *bytes, size_t count, void *news) {
 
 // Every rank uses rank 0's algorithms, whatever is fastest on the rank and whatever its own cache file holds. Only rank
 // 0 writes a file. A rank replaces an untimed plan by a timed one when rank 0 does.
-static void test_algorithms_are_shared(void **state) {
-    (void)state;
+TEST(test_algorithms_are_shared) {
     const char *const paths[] = {temp_path("shared"), temp_path("shared_rare")}, *own = temp_path("own");
     int timed = 0;
     run_with_cache(own, 0, &timed);
@@ -989,8 +978,7 @@ static void test_algorithms_are_shared(void **state) {
 
 // A rank that is refused takes its next choice alone. It receives as many choices as rank 0 sends, also when the shape
 // is timed later.
-static void test_refusal_of_one_rank(void **state) {
-    (void)state;
+TEST(test_refusal_of_one_rank) {
     News news;
     Gpu first, other;
     Layer l(48, 64, 96);
@@ -1009,8 +997,7 @@ static void test_refusal_of_one_rank(void **state) {
 }
 
 // TRAIN_GPT2_AUTOTUNE=0: nothing is timed, and the cache is neither read nor written. Rank 0 decides for all ranks.
-static void test_autotune_off(void **state) {
-    (void)state;
+TEST(test_autotune_off) {
     const char *path = temp_path("off");
     int timed = 0;
     run_with_cache(path, 1, &timed);
@@ -1034,8 +1021,7 @@ static void test_autotune_off(void **state) {
     assert_true(contents(path) == text);
 }
 
-static void test_damaged_cache(void **state) {
-    (void)state;
+TEST(test_damaged_cache) {
     const char *path = temp_path("damaged");
     int timed = 0, none = 0;
     run_with_cache(path, 1, &timed);
@@ -1069,8 +1055,7 @@ static void test_damaged_cache(void **state) {
     assert_int_equal(lines_of(contents(path)), 5);
 }
 
-static void test_unwritable_cache(void **state) {
-    (void)state;
+TEST(test_unwritable_cache) {
     int timed = 0;
     std::string said = stderr_of([&] { run_with_cache(temp_path("no/such/folder"), 1, &timed); });
     assert_int_equal(lines_of(said), 1);
@@ -1094,27 +1079,13 @@ static void check_capture(int which) {
     }
 }
 
-static void test_capture(void **state) {
-    (void)state;
+TEST(test_capture) {
     check_capture(0);
     check_capture(ADD);
     simt::lt_settings().epilogues_off = ~1u;
     check_capture(ADD);
     simt::lt_settings().no_algorithms = true;
     check_capture(ADD);
-}
-
-static void first_in_capture(void *argument) {
-    Gpu *gpu = (Gpu *)argument;
-    Layer layer(48, 64, 96);
-    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal));
-    run_layer(gpu, &layer, 0);
-}
-
-static void test_first_in_capture_is_refused(void **state) {
-    (void)state;
-    Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "during the capture of a CUDA graph", first_in_capture, &gpu);
 }
 
 // ---- early launches
@@ -1141,8 +1112,7 @@ static void crash_early_launches(void *unused) {
 }
 
 // The trial has every join of kernels, and counts: a kernel that is lost or repeated gives no error.
-static void test_early_launches_are_tried(void **state) {
-    (void)state;
+TEST(test_early_launches_are_tried) {
     assert_true(early_launches_with(nullptr));
     assert_stops(EXIT_RUN_FAILED, "set TRAIN_GPT2_EARLY_LAUNCHES=0", crash_early_launches, NULL);
     for (const char *join : {"memset", "kernel", "event", "matmul"}) {
@@ -1183,16 +1153,14 @@ static std::string recorded_forward(uint32_t epilogues_off, bool no_algorithms, 
     return text;
 }
 
-static void test_kernels_are_recorded(void **state) {
-    (void)state;
+TEST(test_kernels_are_recorded) {
     assert_string_equal(recorded_forward(0, false, false).c_str(), "cublasLtMatmul");
     assert_string_equal(recorded_forward(0, false, true).c_str(), "cublasLtMatmul+fill");
     assert_string_equal(recorded_forward(~1u, false, false).c_str(), "cublasLtMatmul matmul_epilogue_kernel<PACK>");
     assert_string_equal(recorded_forward(0, true, false).c_str(), "matmul_plain_kernel<T>");
 }
 
-static void test_names_of_kernels(void **state) {
-    (void)state;
+TEST(test_names_of_kernels) {
     const char *const names[][2] = {
         {"nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT", "nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT"},
         {"void lt_finish_kernel<(int)8>(__nv_bfloat16 *, int)", "lt_finish_kernel<(int)8>"},
@@ -1210,51 +1178,7 @@ static void test_names_of_kernels(void **state) {
 }
 
 #undef TEST  // a row of the list below, instead of testing.h's
-#define TEST(name)                                                                                                     \
-    { #name, without_leaks < name>, reset_device, NULL, NULL }
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        // these fork: they run before OpenMP starts threads, which a child process would lack
-        TEST(test_error_names_the_product),
-        TEST(test_crash_in_a_trial_names_the_way_out),
-        TEST(test_first_in_capture_is_refused),
-        TEST(test_column_sums),
-        TEST(test_results),
-        TEST(test_missing_epilogues),
-        TEST(test_everything_is_fused),
-#ifdef PRECISION_BF16
-        TEST(test_bf16_gradients_are_fused),
-#endif
-        TEST(test_precision_does_not_depend_on_time),
-        TEST(test_bf16_gradients_are_rounded_once),
-#ifdef PRECISION_FP32
-        TEST(test_tf32),
-#endif
-        TEST(test_orders_of_sums),
-        TEST(test_plans_are_reused),
-        TEST(test_fastest_is_chosen),
-        TEST(test_slow_algorithms_are_dropped),
-        TEST(test_times_are_those_of_a_cold_cache),
-        TEST(test_rare_shapes_are_not_timed),
-        TEST(test_slow_epilogues_are_not_fused),
-        TEST(test_unfused_kernel_is_timed),
-        TEST(test_no_room_to_time),
-        TEST(test_wrong_algorithms_are_not_used),
-        TEST(test_one_wrong_element_is_seen),
-        TEST(test_refused_choices_are_replaced),
-        TEST(test_refusal_in_capture),
-        TEST(test_first_choice_is_checked),
-        TEST(test_cache_is_reused),
-        TEST(test_algorithms_are_shared),
-        TEST(test_refusal_of_one_rank),
-        TEST(test_autotune_off),
-        TEST(test_damaged_cache),
-        TEST(test_unwritable_cache),
-        TEST(test_capture),
-        TEST(test_early_launches_are_tried),
-        TEST(test_kernels_are_recorded),
-        TEST(test_names_of_kernels),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    for (CMUnitTest &test : test_list()->tests) { test.setup_func = reset_device, test.teardown_func = check_leaks; }
+    return run_all_tests("matmul");
 }

@@ -7,6 +7,32 @@ activations that each -r saves, and the options that --fit and -r auto choose.
 #include "plan_bytes.h"
 #include "testing.h"
 
+// ---- a GPU that is too old. First, since the child that it forks would lack OpenMP's threads
+
+static void choose_backend(void *choice) {
+    simt::settings().capability = DT_FLOATX == DT_BF16 ? 75 : 70;
+    backend_choose(*static_cast<const DeviceChoice *>(choice), true);
+}
+
+// a GPU that this build has no kernels for: refused, unless the run is on the CPU or only plans
+TEST(test_gpu_is_too_old) {
+    DeviceChoice choice = DEVICE_AUTO;
+    const char *sentence =
+        DT_FLOATX == DT_BF16 ? "capability 7.5, and this bf16 build needs 8.0; build with make PRECISION=fp32, or give"
+                             : "capability 7.0, and this fp32 build needs 7.5; give --device cpu";
+    assert_stops(2, sentence, choose_backend, &choice);
+    choice = DEVICE_CUDA;
+    assert_stops(2, "give --device cpu", choose_backend, &choice);
+    simt::Settings before = simt::settings();
+    simt::settings().capability = 70;
+    assert_ptr_equal(backend_choose(DEVICE_CPU, true), &cpu_backend);
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, false), &cuda_backend);
+    simt::settings() = before;
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, true), &cuda_backend);
+}
+
+// ---- figures
+
 static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
 static const GPT2Config gpt2_1558m = {1024, 50257, 50304, 48, 25, 1600};
 
@@ -45,8 +71,7 @@ static void assert_under(const char *name, double mib, double limit) {
     if (!(mib < limit)) { fail_msg("%s: %.1f MiB, expected less than %.1f", name, mib, limit); }
 }
 
-static void test_figures(void **state) {
-    (void)state;
+TEST(test_figures) {
     assert_under("124M, B 4, -r 1, activations and scratch", activations(&gpt2_124m, training(4, 1, 1)), 1010);
     assert_under("124M, B 4, -r 2", activations(&gpt2_124m, training(4, 2, 1)), 870);
     assert_under("124M, B 4, -r 4", activations(&gpt2_124m, training(4, 4, 1)), 270);
@@ -62,8 +87,7 @@ static void test_figures(void **state) {
 }
 
 // bytes of state per parameter; the few bytes of update_ranges do not matter
-static void test_bytes_per_parameter(void **state) {
-    (void)state;
+TEST(test_bytes_per_parameter) {
     const struct {
         MasterKind master;
         DType moments, gradients;
@@ -87,8 +111,7 @@ static void test_bytes_per_parameter(void **state) {
 
 // Bytes of state per parameter on each of 8 ranks with -z. A rank also has buffers for the buckets of two layers, the
 // embeddings and lnf: of gradients from -z 2 on, of parameters at -z 3.
-static void test_bytes_per_parameter_of_shards(void **state) {
-    (void)state;
+TEST(test_bytes_per_parameter_of_shards) {
     const double N = 8, total = (double)param_layout(&gpt2_1558m).total;
     const double layer = 12.0 * 1600 * 1600, outside = 1600.0 * (50304 + 1024);
     const double buffers = 2 * layer + outside, stored[] = {10, 4 + 6 / N, 2 + 8 / N, 10 / N};
@@ -158,8 +181,7 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
 }
 
 // With -tp t a rank needs 1/t of the activations and scratch of one rank, and three buffers, for any number of layers.
-static void test_tensor_parallel_activations(void **state) {
-    (void)state;
+TEST(test_tensor_parallel_activations) {
     for (int k = 0; k < 5 * 3; k++) {
         check_tensor_parallel_activations(&gpt2_124m, k / 3, 2 << k % 3);
         check_tensor_parallel_activations(&gpt2_1558m, k / 3, 2 << k % 3);
@@ -167,8 +189,7 @@ static void test_tensor_parallel_activations(void **state) {
 }
 
 // All ranks have the same plan, so --fit and -r auto choose the same flags on all ranks.
-static void test_all_ranks_have_the_same_plan(void **state) {
-    (void)state;
+TEST(test_all_ranks_have_the_same_plan) {
     for (int stage = 0; stage <= 3; stage++) {
         ModelOptions p = training(4, 1, 1);
         p.sharding.dp_size = 3;
@@ -184,8 +205,7 @@ static void test_all_ranks_have_the_same_plan(void **state) {
 }
 
 // saved activations of a block, in channels per token, by the slots of activations.h
-static void test_saved_channels_of_every_level(void **state) {
-    (void)state;
+TEST(test_saved_channels_of_every_level) {
     enum { L = 7 };
     const int expected[] = {16, 12, 10, 6, 1};
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
@@ -202,8 +222,7 @@ static void test_saved_channels_of_every_level(void **state) {
 }
 
 // -rk 0 chooses segments of one block for 12 layers and of two for 48; below -r 4 there are no segments
-static void test_best_segment(void **state) {
-    (void)state;
+TEST(test_best_segment) {
     ModelOptions p = training(8, 4, 1);
     p.recompute.layers = 12;
     assert_int_equal(best_segment(&gpt2_124m, p), 1);
@@ -215,8 +234,7 @@ static void test_best_segment(void **state) {
 
 // llm.c's bytes, counted by hand for 124M, B 4, T 1024, -r 1: rows of 768 channels, logits, statistics, and 16 bytes
 // per parameter
-static void test_llmc_bytes(void **state) {
-    (void)state;
+TEST(test_llmc_bytes) {
     const double N = 4 * 1024, parameters = (double)param_layout(&gpt2_124m).total;
     double of_block = 3 + 1 + 1 + 1 + 1 + 4 + 1;      // qkv atty residual2 residual3 ln1 fch ln2
     double rows = 12 * of_block + 1 + 1 + 4 + 4 + 1;  // encoded, lnf, gelu, two buffers
@@ -257,8 +275,7 @@ static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *
     assert_false(fit.fits);
 }
 
-static void test_ladder(void **state) {
-    (void)state;
+TEST(test_ladder) {
     const char *const gpu[] = {"-r 0",
                                "-r 1",
                                "-r 2",
@@ -294,8 +311,7 @@ static void test_ladder(void **state) {
 }
 
 // Rungs that save nothing, and those below a given flag, are left out.
-static void test_rungs_are_left_out(void **state) {
-    (void)state;
+TEST(test_rungs_are_left_out) {
     const char *const cpu[] = {"-r 0", "-r 1", "-r 2", "-r 3", "-r 4", "-r 4 -om bf16", "-r 4 -om 8bit", NULL};
     const char *const given[] = {"the given flags", "-om 8bit", NULL};
     TrainArgs a = args_of(4);
@@ -312,8 +328,7 @@ static void test_rungs_are_left_out(void **state) {
 }
 
 // --fit keeps given flags and prints the rungs that do not fit.
-static void test_fit_keeps_given_flags(void **state) {
-    (void)state;
+TEST(test_fit_keeps_given_flags) {
     TrainArgs a = args_of(4);
     PlanBytes room = {0, SIZE_MAX};
     char text[FLAG_TEXT];
@@ -356,8 +371,7 @@ static ModelOptions chosen(TrainArgs a, const GPT2Config *c, char line[FLAG_TEXT
 }
 
 // The choice depends on the whole memory of the GPU, and not on its free memory. Given flags stay.
-static void test_auto(void **state) {
-    (void)state;
+TEST(test_auto) {
     const GPT2Config small = {1024, 50257, 50304, 2, 2, 128};
     const size_t before = simt::runtime().device_bytes, gib = (size_t)1 << 30;
     char line[FLAG_TEXT], again[FLAG_TEXT];
@@ -422,8 +436,7 @@ static int check_auto(const GPT2Config *c, int B, size_t whole) {
     return level;
 }
 
-static void test_auto_takes_the_first_level(void **state) {
-    (void)state;
+TEST(test_auto_takes_the_first_level) {
     const size_t device_bytes = simt::runtime().device_bytes;
     int levels[RECOMPUTE_BLOCK + 1] = {0}, before = 0;
     for (size_t gib = 96; gib >= 16; gib -= 2) {
@@ -438,8 +451,7 @@ static void test_auto_takes_the_first_level(void **state) {
 }
 
 // GELU is fused on the GPUs whose matmuls do it fast.
-static void test_gelu_is_fused_by_capability(void **state) {
-    (void)state;
+TEST(test_gelu_is_fused_by_capability) {
     const size_t before = simt::runtime().device_bytes;
     const struct {
         int capability;
@@ -475,8 +487,7 @@ static void fake_reduce_scatter(void *, const void *, size_t, DType, Comm *, Exe
 static void fake_all_gather(void *, const void *, size_t, DType, Comm *, Exec *) { connect(2); }
 static void fake_broadcast(void *, size_t, DType, int, Comm *, Exec *) { connect(3); }
 
-static void test_memory_of_collectives(void **state) {
-    (void)state;
+TEST(test_memory_of_collectives) {
     simt::reset_runtime();
     simt::runtime().dry_run = true;
     TrainArgs a = args_of(4);
@@ -501,8 +512,7 @@ static void test_memory_of_collectives(void **state) {
 }
 
 // Other programs take memory that -r auto counts on: the error names a level that fits.
-static void test_auto_in_a_shared_device(void **state) {
-    (void)state;
+TEST(test_auto_in_a_shared_device) {
     const size_t before = simt::runtime().device_bytes;
     TrainArgs a = args_of(4);
     Checked checked = {&a, &gpt2_124m};
@@ -534,8 +544,7 @@ static void assert_device(const char *name, const GPT2Config *c, ModelOptions p,
     assert_true(fabs(device - gib) <= digit / 2);
 }
 
-static void test_offload_figures(void **state) {
-    (void)state;
+TEST(test_offload_figures) {
     ModelOptions small = offloading(4, 4);
     small.moments = DT_F32;
     assert_device("1558M, B 1, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(1, 4), 1.1, 0.75, 0.01);
@@ -568,8 +577,7 @@ static void check_room_of(void *checked) {
 }
 
 // The sentence names flags that fit on both sides, if there are any: a lower --offload first.
-static void test_host_is_refused(void **state) {
-    (void)state;
+TEST(test_host_is_refused) {
     RoomCheck r = {args_of(4), {(size_t)8 << 30, (size_t)12 << 30}};
     r.args.recompute = 4;
     r.args.moments = 1;
@@ -595,8 +603,7 @@ static void test_host_is_refused(void **state) {
 static void note_pinning_of(void *options) { note_pinning(&gpt2_1558m, static_cast<const ModelOptions *>(options)); }
 
 // Pinning takes seconds, so a line comes first.
-static void test_pinning_is_announced(void **state) {
-    (void)state;
+TEST(test_pinning_is_announced) {
     ModelOptions o = offloading(4, 3);
     o.training = false;  // the line goes to stderr
     assert_stops(0, "note      pinning 2.9 GiB of host memory ...\n", note_pinning_of, &o);
@@ -609,8 +616,7 @@ static void test_pinning_is_announced(void **state) {
 
 #ifdef SIMT
 // A GPU that is too small: the error names --offload only if nothing else fits. --eval streams the weights.
-static void test_advice_names_offload(void **state) {
-    (void)state;
+TEST(test_advice_names_offload) {
     const size_t before = simt::runtime().device_bytes;
     TrainArgs a = args_of(4);
     Checked checked = {&a, &gpt2_124m};
@@ -633,54 +639,4 @@ static void test_advice_names_offload(void **state) {
 }
 #endif
 
-static void choose_backend(void *choice) {
-    simt::settings().capability = DT_FLOATX == DT_BF16 ? 75 : 70;
-    backend_choose(*static_cast<const DeviceChoice *>(choice), true);
-}
-
-// a GPU that this build has no kernels for: refused, unless the run is on the CPU or only plans
-static void test_gpu_is_too_old(void **state) {
-    (void)state;
-    DeviceChoice choice = DEVICE_AUTO;
-    const char *sentence =
-        DT_FLOATX == DT_BF16 ? "capability 7.5, and this bf16 build needs 8.0; build with make PRECISION=fp32, or give"
-                             : "capability 7.0, and this fp32 build needs 7.5; give --device cpu";
-    assert_stops(2, sentence, choose_backend, &choice);
-    choice = DEVICE_CUDA;
-    assert_stops(2, "give --device cpu", choose_backend, &choice);
-    simt::Settings before = simt::settings();
-    simt::settings().capability = 70;
-    assert_ptr_equal(backend_choose(DEVICE_CPU, true), &cpu_backend);
-    assert_ptr_equal(backend_choose(DEVICE_AUTO, false), &cuda_backend);
-    simt::settings() = before;
-    assert_ptr_equal(backend_choose(DEVICE_AUTO, true), &cuda_backend);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpu_is_too_old),
-        cmocka_unit_test(test_figures),
-        cmocka_unit_test(test_bytes_per_parameter),
-        cmocka_unit_test(test_bytes_per_parameter_of_shards),
-        cmocka_unit_test(test_tensor_parallel_activations),
-        cmocka_unit_test(test_all_ranks_have_the_same_plan),
-        cmocka_unit_test(test_saved_channels_of_every_level),
-        cmocka_unit_test(test_best_segment),
-        cmocka_unit_test(test_ladder),
-        cmocka_unit_test(test_rungs_are_left_out),
-        cmocka_unit_test(test_fit_keeps_given_flags),
-        cmocka_unit_test(test_host_is_refused),
-        cmocka_unit_test(test_offload_figures),
-        cmocka_unit_test(test_pinning_is_announced),
-#ifdef SIMT
-        cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_auto_takes_the_first_level),
-        cmocka_unit_test(test_gelu_is_fused_by_capability),
-        cmocka_unit_test(test_auto_in_a_shared_device),
-        cmocka_unit_test(test_memory_of_collectives),
-        cmocka_unit_test(test_advice_names_offload),
-#endif
-        cmocka_unit_test(test_llmc_bytes),
-    };
-    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("plan"); }

@@ -19,6 +19,17 @@ static std::vector<float> normals(size_t n) {
     return x;
 }
 
+// ---- an error. First, since a child cannot use CUDA after its parent has
+
+static void check_failing_call(void *unused) {
+    (void)unused;
+    CUDA_CHECK(cudaSetDevice(1000));
+}
+
+TEST(test_cuda_check) {
+    assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
+}
+
 // ---- indices, shared memory, warp operations
 
 static __global__ void write_indices(int *out) {
@@ -30,8 +41,7 @@ static __global__ void write_indices(int *out) {
               100000 * blockIdx.z);
 }
 
-static void test_indices(void **state) {
-    (void)state;
+TEST(test_indices) {
     DeviceArray<int> out(2 * 3 * 4 * 5 * 3 * 2);
     LAUNCH(write_indices, dim3(2, 3, 4), dim3(5, 3, 2), 0, nullptr, out.at);
     std::vector<int> got = out.host();
@@ -76,8 +86,7 @@ static uint16_t short_number(int i) { return (uint16_t)(i * 59); }
 static float float_number(int i) { return (float)i; }
 static float4 float4_number(int i) { return make_float4((float)i, (float)-i, 0.5f, (float)(i * i)); }
 
-static void test_shared_arrays(void **state) {
-    (void)state;
+TEST(test_shared_arrays) {
     check_transpose<uint16_t>(short_number);  // two lanes sharing four bytes do not race
     check_transpose<float>(float_number);
     check_transpose<float4>(float4_number);
@@ -95,8 +104,7 @@ static __global__ void warp_operations(int *shuffled, unsigned *voted) {
     voted[threadIdx.x] = __ballot_sync(0xffffffffu, lane % 3 == 0);
 }
 
-static void test_warp_operations(void **state) {
-    (void)state;
+TEST(test_warp_operations) {
     DeviceArray<int> shuffled(64 * NUM_SHUFFLES);
     DeviceArray<unsigned> voted(64);
     LAUNCH(warp_operations, 1, 64, 0, nullptr, shuffled.at, voted.at);
@@ -120,8 +128,7 @@ static __global__ void histogram(int *total, float *sum) {
     atomicAdd(sum, 0.5f);
 }
 
-static void test_atomics(void **state) {
-    (void)state;
+TEST(test_atomics) {
     DeviceArray<int> total(std::vector<int>(8, 0));
     DeviceArray<float> sum(std::vector<float>(1, 0.0f));
     LAUNCH(histogram, 5, 96, 0, nullptr, total.at, sum.at);
@@ -164,8 +171,7 @@ template <int THREADS> static void check_reductions(void) {
     }
 }
 
-static void test_reductions(void **state) {
-    (void)state;
+TEST(test_reductions) {
     check_reductions<32>();
     check_reductions<96>();
     check_reductions<256>();
@@ -209,8 +215,7 @@ template <class T> static void check_packs(void) {
     for (int copy = 0; copy < 3; copy++) { assert_memory_equal(&got[copy * N], in.data(), N * sizeof(T)); }
 }
 
-static void test_packs(void **state) {
-    (void)state;
+TEST(test_packs) {
     check_packs<float>();
     check_packs<bf16>();
 }
@@ -226,8 +231,7 @@ static __global__ void convert(uint32_t *pairs, float *unpacked, float *powers, 
     for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) { powers[i] = exp2_fast(x[i]); }
 }
 
-static void test_conversions(void **state) {
-    (void)state;
+TEST(test_conversions) {
     std::vector<float> x = normals(1000);
     for (float &value : x) { value *= 10; }
     x[0] = -INFINITY, x[1] = 0, x[2] = 1 + 0x1p-8f, x[3] = 1 + 3 * 0x1p-8f, x[4] = -149, x[5] = 3.4e38f;
@@ -258,8 +262,7 @@ static __global__ void round_stochastic(bf16 *out, const float *x, uint64_t step
     }
 }
 
-static void test_stochastic_rounding(void **state) {
-    (void)state;
+TEST(test_stochastic_rounding) {
     enum { DRAWS = 65536, EXACT = 4 };
     std::vector<float> x = {1.0f, -0.375f, 0.0f, INFINITY, 1.001f, -1.0051f, 3e-5f, 1e30f, 0x1.0001p0f};
     DeviceArray<float> in(x);
@@ -286,8 +289,7 @@ static void test_stochastic_rounding(void **state) {
     assert_true(isnan(bf16_to_float(bf16_round_stochastic(negative_nan, 0xffff))));
 }
 
-static void test_rounding_bits(void **state) {
-    (void)state;
+TEST(test_rounding_bits) {
     double mean = 0;
     int equal_neighbours = 0;
     for (uint64_t i = 0; i < 100000; i++) {
@@ -345,8 +347,7 @@ template <int BYTES> static void check_cp_async(void) {
     }
 }
 
-static void test_cp_async(void **state) {
-    (void)state;
+TEST(test_cp_async) {
     check_cp_async<4>();
     check_cp_async<8>();
     check_cp_async<16>();
@@ -370,8 +371,7 @@ static __global__ void access_by_address(uint32_t *out) {
     out[lane * 4 + 3] = __float_as_uint(f.y);
 }
 
-static void test_access_by_address(void **state) {
-    (void)state;
+TEST(test_access_by_address) {
     DeviceArray<uint32_t> to(128);
     LAUNCH(access_by_address, 1, 32, 0, nullptr, to.at);
     std::vector<uint32_t> out = to.host();
@@ -392,8 +392,7 @@ static __global__ void add(float *x, float value, int n) {
     if (i < n) { x[i] += value; }
 }
 
-static void test_graph(void **state) {
-    (void)state;
+TEST(test_graph) {
     enum { N = 100 };
     DeviceArray<float> x(std::vector<float>(N, 7.0f)), y(std::vector<float>(N, 7.0f));
     float *pinned, value = 0.5f;
@@ -438,8 +437,7 @@ static void test_graph(void **state) {
     CUDA_CHECK(cudaFreeHost(pinned));
 }
 
-static void test_events(void **state) {
-    (void)state;
+TEST(test_events) {
     cudaEvent_t start, end;
     float milliseconds = -1;
     CUDA_CHECK(cudaEventCreate(&start));
@@ -456,17 +454,10 @@ static void test_events(void **state) {
     CUDA_CHECK(cudaEventDestroy(end));
 }
 
-static void check_failing_call(void *unused) {
-    (void)unused;
-    CUDA_CHECK(cudaSetDevice(1000));
-}
-
-static void test_cuda_check(void **state) {
-    (void)state;
-    assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
-}
-
 #ifndef __CUDACC__
+
+static int num_portable;  // tests so far
+__attribute__((constructor(1000 + __LINE__))) static void count_portable(void) { num_portable = test_list()->count; }
 
 // ---- the scheduler and settings of the emulator
 
@@ -477,8 +468,7 @@ static __global__ void record_warps(int *out, int *next) {
     if (lane_id() == 0) { out[atomicAdd(next, 1)] = warp_id(); }
 }
 
-static void test_warp_orders(void **state) {
-    (void)state;
+TEST(test_warp_orders) {
     std::vector<std::vector<int>> seen;
     for (int order : ORDERS) {
         simt::settings().warp_order = order;
@@ -502,8 +492,7 @@ static __global__ void multiply_small(float *out) {
 }
 
 // 1 + 1.5 * 2^-24 rounds to 1 + 2^-23 and truncates to 1
-static void test_mma_rounding(void **state) {
-    (void)state;
+TEST(test_mma_rounding) {
     for (int truncated = 0; truncated < 2; truncated++) {
         simt::settings().mma_rounding = truncated;
         DeviceArray<float> out(1);
@@ -513,8 +502,7 @@ static void test_mma_rounding(void **state) {
 }
 
 // One tensor-core sum: every addend loses its bits below 2^-24 of the largest, and the sum is cut to fp32.
-static void test_tensor_core_sum(void **state) {
-    (void)state;
+TEST(test_tensor_core_sum) {
     const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     float x[8];
     for (float &v : x) { v = 0x1p-25f; }
@@ -552,8 +540,7 @@ static void assert_approximate(const char *name, float (*f)(float), double (*exa
     }
 }
 
-static void test_approximate(void **state) {
-    (void)state;
+TEST(test_approximate) {
     assert_approximate("ex2", exp2_fast, exp2, 0x1p-22);
     assert_approximate(
         "rcp", reciprocal_fast, [](double x) { return 1 / x; }, 0x1p-23);
@@ -576,8 +563,7 @@ static __global__ void look_early(float *out, const float *in) {
     cp_async_wait<0>();
 }
 
-static void test_copy_in_flight_is_poisoned(void **state) {
-    (void)state;
+TEST(test_copy_in_flight_is_poisoned) {
     DeviceArray<float> in(std::vector<float>(32, 2.0f)), out(32);
     simt::settings().only_count_races = true;
     for (int eager = 0; eager < 2; eager++) {
@@ -693,8 +679,7 @@ static uint64_t races_of(int which, bool correct, bool dynamic) {
     return simt::counts().races - before;
 }
 
-static void test_races(void **state) {
-    (void)state;
+TEST(test_races) {
     simt::settings().only_count_races = true;
     for (int run = 0; run < 6; run++) {
         simt::settings().warp_order = ORDERS[run % 3];
@@ -823,8 +808,7 @@ static void make_mistake(void *argument) {
     LAUNCH(mistake, 1, 64, 512, nullptr, which, global);
 }
 
-static void test_refusals(void **state) {
-    (void)state;
+TEST(test_refusals) {
     for (int which = 0; which < NUM_MISTAKES; which++) {
         assert_aborts("simt: kernel mistake: block (0,0,0) thread ", mistake_sentences[which], make_mistake, which);
     }
@@ -858,7 +842,7 @@ static void use_beyond_sm_75(void *argument) {
 }
 
 // SIMT_CAPABILITY=75: a T4
-static void test_sm_75(void **state) {
+TEST(test_sm_75) {
     cudaDeviceProp properties;
     int value = 0;
     simt::settings().capability = 75;
@@ -892,8 +876,7 @@ static void launch_without_wait(void *argument) {
     LAUNCH(does_not_wait, 1, 32, 0, nullptr, x, *static_cast<const int *>(argument) == 1);
 }
 
-static void test_kernels_wait(void **state) {
-    (void)state;
+TEST(test_kernels_wait) {
     const char *const words = "returned without wait_for_previous_kernel()";
     assert_aborts("simt: kernel does_not_wait: block (0,0,0) thread 0", words, launch_without_wait, 0);
     assert_aborts("simt: kernel does_not_wait: block (0,0,0) thread 5", words, launch_without_wait, 1);
@@ -905,8 +888,7 @@ static void make_race(void *argument) {
     races_of(which, false, which != READ_AFTER_WRITE && which != WRITE_AFTER_WRITE);
 }
 
-static void test_races_are_refused(void **state) {
-    (void)state;
+TEST(test_races_are_refused) {
     assert_aborts(
         "simt: kernel race: block (0,0,0) thread 1: race on static_array, byte 0: read after write, no barrier",
         "the other access is by thread 0", make_race, READ_AFTER_WRITE);
@@ -920,8 +902,7 @@ static void test_races_are_refused(void **state) {
 
 // ---- the runtime
 
-static void test_memory(void **state) {
-    (void)state;
+TEST(test_memory) {
     simt::Runtime &r = simt::runtime();
     size_t free_before, free_after, total;
     float *x, *pinned, host = 1;
@@ -956,8 +937,7 @@ static void test_memory(void **state) {
 }
 
 // cudaMemcpyDefault between pinned host memory, and pinned memory of a dry run: address space that the host may access.
-static void test_pinned_memory(void **state) {
-    (void)state;
+TEST(test_pinned_memory) {
     const size_t bytes = (size_t{1} << 40) + 4096;  // not 2^40: clang 19 would merge the stores to both ends
     float *x, *y;
     cudaStream_t stream;
@@ -985,8 +965,7 @@ static void test_pinned_memory(void **state) {
     CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-static void test_counters(void **state) {
-    (void)state;
+TEST(test_counters) {
     DeviceArray<float> x(4);
     cudaStream_t stream;
     cudaEvent_t event;
@@ -1035,8 +1014,7 @@ template <class Work> static float milliseconds_of(cudaStream_t stream, Work wor
 }
 
 // Elapsed time depends on the work alone: equal work takes equal time, and host time is not counted.
-static void test_clock(void **state) {
-    (void)state;
+TEST(test_clock) {
     enum { BLOCKS = 300, THREADS = 64, BYTES = 4 * BLOCKS * THREADS };
     DeviceArray<float> x(BLOCKS * THREADS);
     cudaStream_t stream;
@@ -1068,8 +1046,7 @@ static void test_clock(void **state) {
 }
 
 // A test that fails leaves a capture, a stream and memory behind. The next test finds none of these.
-static void test_reset(void **state) {
-    (void)state;
+TEST(test_reset) {
     float *x;
     cudaStream_t stream;
     CUDA_CHECK(cudaMalloc(&x, 100));
@@ -1085,8 +1062,7 @@ static void test_reset(void **state) {
     CUDA_CHECK(cudaFree(x));
 }
 
-static void test_launch_limits(void **state) {
-    (void)state;
+TEST(test_launch_limits) {
     const int kib = 1024, most = 227 * kib;
     const struct {
         dim3 grid, block;
@@ -1122,8 +1098,7 @@ static float broken_sum(const char *mode, cudaError_t error) {
 static void launch_broken(void *mode) { broken_sum(static_cast<const char *>(mode), cudaSuccess); }
 
 // SIMT_BREAK
-static void test_broken_kernels(void **state) {
-    (void)state;
+TEST(test_broken_kernels) {
     const char *unknown = "add:64:slow", *crash = "add:crash";
     assert_true(broken_sum("other", cudaSuccess) == 1);
     assert_true(broken_sum("add:32:nothing", cudaSuccess) == 1);
@@ -1241,8 +1216,7 @@ struct Offload {
 
 // With all waits every order gives the right parameters. With one wait left out, one of the orders does not. Orders 1
 // and 2 find most missing waits: both run the upload of parameter 2 before the download that its kernel waits for.
-static void test_stream_orders(void **state) {
-    (void)state;
+TEST(test_stream_orders) {
     enum { WAITS = 4 * Offload::PARAMETERS - 2 };
     for (int captured = 0; captured < 2; captured++) {
         for (int left_out = -1; left_out < WAITS; left_out++) {
@@ -1312,8 +1286,7 @@ static std::string three_streams_and_the_default(int order) {
     return x.all();
 }
 
-static void test_order_of_streams(void **state) {
-    (void)state;
+TEST(test_order_of_streams) {
     simt::settings().late_streams = 1;
     assert_string_equal(three_streams_and_the_default(0).c_str(), "akxblyn");
     assert_string_equal(three_streams_and_the_default(1).c_str(), "nabklxy");
@@ -1361,8 +1334,7 @@ static std::string graph_beside_streams(int order) {
     return x.all();
 }
 
-static void test_graph_beside_streams(void **state) {
-    (void)state;
+TEST(test_graph_beside_streams) {
     assert_string_equal(graph_beside_streams(1).c_str(), "b1253467");
     assert_string_equal(graph_beside_streams(2).c_str(), "1b234567");
     bool after_the_graph = false;
@@ -1402,8 +1374,7 @@ static std::string event_recorded_again(int order) {
     return x.all();
 }
 
-static void test_waits_of_events(void **state) {
-    (void)state;
+TEST(test_waits_of_events) {
     for (int order = FIRST_STREAM_ORDER; order <= LAST_STREAM_ORDER; order++) {
         assert_string_equal(chain_of_events(order, true).c_str(), "pq");
         assert_true(event_recorded_again(order)[0] == 'p');
@@ -1414,8 +1385,7 @@ static void test_waits_of_events(void **state) {
 }
 
 // SIMT_LATE: work waits until the host waits for it, and a wait for an event runs the work before the event alone.
-static void test_late_streams(void **state) {
-    (void)state;
+TEST(test_late_streams) {
     simt::settings().late_streams = 1;
     Letters x;
     char host[4];
@@ -1443,8 +1413,7 @@ static void test_late_streams(void **state) {
 }
 
 // A wait of the host for an event runs the work that the event waits for alone; a query runs one piece of it.
-static void test_host_waits_for_events(void **state) {
-    (void)state;
+TEST(test_host_waits_for_events) {
     for (int order = FIRST_STREAM_ORDER; order <= LAST_STREAM_ORDER; order++) {
         simt::settings().stream_order = order;
         Letters x;
@@ -1483,8 +1452,7 @@ static void touch_private_memory(void *argument) {
     if (which == 2) { host = *static_cast<volatile float *>(x); }
 }
 
-static void test_private_memory(void **state) {
-    (void)state;
+TEST(test_private_memory) {
 #ifdef SIMT_TSAN
     skip();  // as in assert_aborts
 #endif
@@ -1499,8 +1467,7 @@ static void test_private_memory(void **state) {
 }
 
 // Each of these calls fails within a capture, which becomes invalid.
-static void test_forbidden_in_capture(void **state) {
-    (void)state;
+TEST(test_forbidden_in_capture) {
     const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
     Letters x;
     cudaStream_t stream = x.streams[0];
@@ -1543,8 +1510,7 @@ static void test_forbidden_in_capture(void **state) {
 }
 
 // A stream that joined a capture has work after the event that the capturing stream waits for.
-static void test_unjoined_capture(void **state) {
-    (void)state;
+TEST(test_unjoined_capture) {
     for (int which = 0; which < 3; which++) {
         Letters x;
         cudaGraph_t graph;
@@ -1561,51 +1527,6 @@ static void test_unjoined_capture(void **state) {
     }
 }
 
-#endif
-
-// test_cuda_check forks. It comes first: a child cannot use CUDA after its parent has.
-static const struct CMUnitTest portable_tests[] = {
-    cmocka_unit_test(test_cuda_check),    cmocka_unit_test(test_indices),
-    cmocka_unit_test(test_shared_arrays), cmocka_unit_test(test_warp_operations),
-    cmocka_unit_test(test_atomics),       cmocka_unit_test(test_reductions),
-    cmocka_unit_test(test_packs),         cmocka_unit_test(test_conversions),
-    cmocka_unit_test(test_rounding_bits), cmocka_unit_test(test_stochastic_rounding),
-    cmocka_unit_test(test_cp_async),      cmocka_unit_test(test_graph),
-    cmocka_unit_test(test_events),        cmocka_unit_test(test_access_by_address),
-};
-
-#ifdef __CUDACC__
-int main(void) { return cmocka_run_group_tests_name("on the device", portable_tests, NULL, NULL); }
-#else
-static const struct CMUnitTest emulator_tests[] = {
-    cmocka_unit_test(test_warp_orders),
-    cmocka_unit_test(test_mma_rounding),
-    cmocka_unit_test(test_tensor_core_sum),
-    cmocka_unit_test(test_approximate),
-    cmocka_unit_test(test_copy_in_flight_is_poisoned),
-    cmocka_unit_test(test_races),
-    cmocka_unit_test(test_refusals),
-    cmocka_unit_test(test_races_are_refused),
-    cmocka_unit_test(test_kernels_wait),
-    cmocka_unit_test(test_late_streams),
-    cmocka_unit_test(test_stream_orders),
-    cmocka_unit_test(test_order_of_streams),
-    cmocka_unit_test(test_graph_beside_streams),
-    cmocka_unit_test(test_waits_of_events),
-    cmocka_unit_test(test_host_waits_for_events),
-    cmocka_unit_test(test_private_memory),
-    cmocka_unit_test(test_memory),
-    cmocka_unit_test(test_pinned_memory),
-    cmocka_unit_test(test_counters),
-    cmocka_unit_test(test_clock),
-    cmocka_unit_test(test_reset),
-    cmocka_unit_test(test_launch_limits),
-    cmocka_unit_test(test_broken_kernels),
-    cmocka_unit_test(test_sm_75),
-    cmocka_unit_test(test_forbidden_in_capture),
-    cmocka_unit_test(test_unjoined_capture),
-};
-
 // A failed assertion leaves its test by longjmp. Therefore each test starts on an empty device with the settings of its
 // group.
 static int reset_device(void **state) {
@@ -1614,30 +1535,29 @@ static int reset_device(void **state) {
     return 0;
 }
 
-template <size_t N> static int run_group(const char *name, const CMUnitTest (&tests)[N], simt::Settings settings) {
-    CMUnitTest group[N];
-    for (size_t i = 0; i < N; i++) {
-        group[i] = tests[i];
-        group[i].setup_func = reset_device;
-        group[i].initial_state = &settings;
-    }
-    return cmocka_run_group_tests_name(name, group, NULL, NULL);
+static int run_group(const char *name, const CMUnitTest *first, int count, simt::Settings settings) {
+    std::vector<CMUnitTest> group(first, first + count);
+    for (CMUnitTest &test : group) { test.setup_func = reset_device, test.initial_state = &settings; }
+    return _cmocka_run_group_tests(name, group.data(), group.size(), NULL, NULL);
 }
 
 int main(void) {
     const char *const names[] = {"forward", "reverse, tensor-core rounding", "seeded, eager cp.async"};
     const simt::Settings initial = simt::settings();
+    const TestList *list = test_list();
     int failures = 0;
     for (int run = 0; run < 3; run++) {
         simt::Settings settings = initial;
         settings.warp_order = ORDERS[run];
         settings.mma_rounding = run == 1;
         settings.eager_async = run == 2;
-        failures += run_group(names[run], portable_tests, settings);
+        failures += run_group(names[run], list->tests, num_portable, settings);
     }
     // These tests expect an abort or a race in the call of the launch, and read device memory, in any environment.
     simt::Settings settings;
     settings.late_streams = settings.stream_order = settings.private_memory = 0;
-    return failures + run_group("emulator", emulator_tests, settings);
+    return failures + run_group("emulator", list->tests + num_portable, list->count - num_portable, settings);
 }
+#else
+int main(void) { return run_all_tests("on the device"); }
 #endif

@@ -106,9 +106,9 @@ static void check_shape(ParamId id, const GPT2Config *c, int t) {
     }
 }
 
-static void test_every_element_is_in_the_right_slices(void **state) { (void)state, for_each_tensor(check_holders); }
-static void test_initial_values_do_not_depend_on_t(void **state) { (void)state, for_each_tensor(check_initial_values); }
-static void test_shapes(void **state) { (void)state, for_each_tensor(check_shape); }
+TEST(test_every_element_is_in_the_right_slices) { for_each_tensor(check_holders); }
+TEST(test_initial_values_do_not_depend_on_t) { for_each_tensor(check_initial_values); }
+TEST(test_shapes) { for_each_tensor(check_shape); }
 
 // ---- known numbers
 
@@ -127,8 +127,7 @@ static void assert_local(const char *model, int t, int r, int heads, int attn_di
     assert_int_equal(s.vocab, vocab);
 }
 
-static void test_known_shapes(void **state) {
-    (void)state;
+TEST(test_known_shapes) {
     assert_local("d12", 1, 0, 12, 768, 3072, 50304);
     assert_local("d12", 4, 3, 3, 192, 768, 12672);  // 99 * 512 = 50688
     assert_local("d48", 2, 0, 13, 832, 3200, 25216);
@@ -137,8 +136,7 @@ static void test_known_shapes(void **state) {
 }
 
 // d48 has 25 heads: rank 1 of 2 has heads 13..24 and a padding head, as rows of QKVW and columns of ATTPROJW
-static void test_heads_of_1558M_on_two(void **state) {
-    (void)state;
+TEST(test_heads_of_1558M_on_two) {
     GPT2Config c = described("d48");
     Slice qkvw = param_slice(QKVW, &c, 2, 1), attprojw = param_slice(ATTPROJW, &c, 2, 1);
     assert_int_equal(slice_num_ranges(&qkvw), 3);
@@ -155,13 +153,4 @@ static void test_heads_of_1558M_on_two(void **state) {
     assert_int_equal(row.count, 768);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_element_is_in_the_right_slices),
-        cmocka_unit_test(test_initial_values_do_not_depend_on_t),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_known_shapes),
-        cmocka_unit_test(test_heads_of_1558M_on_two),
-    };
-    return cmocka_run_group_tests_name("slices", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("slices"); }
