@@ -20,7 +20,7 @@ import os
 import numpy as np
 import torch
 
-import safetensors
+import model_files
 from gpt2 import GPT2, load_hf, make_adamw, parse_shape, train_step
 
 
@@ -70,7 +70,8 @@ def learning_rate(args, step):
 
 def main():
     args = parse_arguments()
-    init = safetensors.read(args.init)
+    init = {name: torch.frombuffer(bytearray(model_files.words(entry, data).tobytes()), dtype=torch.float32)
+            .reshape(entry["shape"]) for name, (entry, data) in model_files.read(args.init).items()}
     batches = read_batches(args.batches, args.B, args.T)
     if len(batches) < args.steps:
         raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected --steps {args.steps}")

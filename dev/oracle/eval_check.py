@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 
-sys.path.pop(0)  # dev/oracle has a safetensors.py of its own
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 try:

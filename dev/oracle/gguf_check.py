@@ -34,6 +34,13 @@ def safetensors_name(name):
     return (f"h.{layer}." if layer else "") + NAMES[kind] + "." + end, f"{kind}.{end}"
 
 
+def whole_model(folder):
+    """{name: (entry, bytes)} of model.safetensors"""
+    tensors = model_files.read(Path(folder) / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+
+
 # ---- the file, with nothing but Python
 
 def read_gguf(path):
@@ -91,9 +98,7 @@ def encoded(words, kind):
 
 
 def check_numbers(model, folder):
-    expected = {name.removeprefix("transformer."): tensor for name, tensor in
-                model_files.read(Path(folder) / "model.safetensors").items()}
-    expected.pop("lm_head.weight", None)
+    expected = whole_model(folder)
     types = []
     for name, (sizes, kind, data) in read_gguf(model)[1].items():
         theirs, bare = safetensors_name(name)
@@ -113,27 +118,11 @@ def check_numbers(model, folder):
 
 # ---- the package gguf
 
-def read_safetensors(path):
-    """{name: fp32 array}; BF16 is the upper half of fp32"""
-    import numpy as np
-    raw = path.read_bytes()
-    data = 8 + struct.unpack("<Q", raw[:8])[0]
-    tensors = {}
-    for name, entry in json.loads(raw[8:data]).items():
-        if name != "__metadata__":
-            begin, end = (data + offset for offset in entry["data_offsets"])
-            bf16 = entry["dtype"] == "BF16"
-            array = np.frombuffer(raw[begin:end], "<u2" if bf16 else {"F32": "<f4", "F16": "<f2"}[entry["dtype"]])
-            array = (array.astype("<u4") << 16).view("<f4") if bf16 else array.astype("<f4")
-            tensors[name.removeprefix("transformer.")] = array.reshape(entry["shape"])
-    return tensors
-
-
 def check_tensors(model, folder):
     import gguf
     import numpy as np
-    expected = read_safetensors(Path(folder) / "model.safetensors")
-    expected.pop("lm_head.weight", None)
+    expected = {name: np.frombuffer(model_files.words(entry, data).tobytes(), "<f4").reshape(entry["shape"])
+                for name, (entry, data) in whole_model(folder).items()}
     types = {}
     for tensor in gguf.GGUFReader(model).tensors:
         name, bare = safetensors_name(tensor.name)

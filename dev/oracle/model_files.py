@@ -32,11 +32,13 @@ def read(path):
 
 
 def write(path, tensors):
+    """{name: (entry, bytes)}; data_offsets of the entries do not count"""
     header, offset = {}, 0
     for name, (entry, data) in tensors.items():
         header[name] = {**entry, "data_offsets": [offset, offset + len(data)]}
         offset += len(data)
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, data in tensors.values()))
 

@@ -24,7 +24,7 @@ import os
 import numpy as np
 import torch
 
-import safetensors
+import model_files
 from gpt2 import GPT2, Shape, hf_tensors, make_adamw, train_step
 
 SHAPE, V, MAX_T, B, T = Shape(L=2, NH=3, C=48), 67, 20, 3, 16
@@ -70,7 +70,9 @@ def main():
 
     golden = {name: x.float() for name, x in golden.items()}
     golden.update({"tokens": tokens.int(), "targets": targets.int()})
-    safetensors.write(PATH, golden)
+    types = {torch.float32: "F32", torch.int32: "I32"}
+    model_files.write(PATH, {name: ({"dtype": types[x.dtype], "shape": list(x.shape)}, x.contiguous().numpy().tobytes())
+                             for name, x in sorted(golden.items())})
     print(f"losses {[round(x.item(), 4) for x in losses]}")
     print(f"grad norms {[round(x.item(), 3) for x in norms]}")
     print(f"{len(golden)} tensors, {os.path.getsize(PATH)} bytes: {os.path.normpath(PATH)}")
