@@ -64,7 +64,8 @@ inline void add_access(const Block &b, Access *accesses, int thread) {
     accesses->time = b.time;
 }
 
-inline void report_race(uint32_t address, int thread, const Access &other, const char *what) {
+// Reports `access` after or during `before`.
+inline void report_race(uint32_t address, int thread, const Access &other, const char *access, const char *before) {
     Block &b = block();
     b.counts.races++;
     if (settings().only_count_races) { return; }
@@ -75,79 +76,52 @@ inline void report_race(uint32_t address, int thread, const Access &other, const
     } else if (other.who < SEVERAL_LANES) {
         snprintf(who, sizeof who, "thread %d", other.who);
     }
-    refuse(thread, "race on %s, byte %u: %s; the other access is by %s", region->name, address - region->begin, what,
-           who);
+    refuse(thread, "race on %s, byte %u: %s %s; the other access is by %s", region->name, address - region->begin,
+           access, before, who);
 }
 
-inline void check_read(uint32_t address, uint32_t bytes, int thread) {
+enum AccessKind { READ, WRITE, UPDATE };
+
+template <AccessKind KIND> void check_access(uint32_t address, uint32_t bytes, int thread) {
     if (!settings().check_races) { return; }
     Block &b = block();
+    const char *name = KIND == READ ? "read" : KIND == WRITE ? "write" : "update";
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
         Shadow &s = b.shadows[at / SHADOW_UNIT];
-        if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "read before any write");
+        if (KIND != WRITE && s.write.time < b.start) {
+            report_race(at, thread, s.write, name, "before any write");
         } else if (s.in_flight) {
-            report_race(at, thread, s.write, "read while a cp.async copy is in flight");
+            report_race(at, thread, s.write, name, "while a cp.async copy is in flight");
         } else if (conflicts(b, s.write, thread)) {
-            report_race(at, thread, s.write, "read after write, no barrier");
-        } else if (conflicts(b, s.update, thread)) {
-            report_race(at, thread, s.update, "read after update, no barrier");
+            report_race(at, thread, s.write, name, "after write, no barrier");
+        } else if (KIND != READ && conflicts(b, s.read, thread)) {
+            report_race(at, thread, s.read, name, "after read, no barrier");
+        } else if (KIND != UPDATE && conflicts(b, s.update, thread)) {
+            report_race(at, thread, s.update, name, "after update, no barrier");
         }
-        add_access(b, &s.read, thread);
-    }
-}
-
-inline void check_write(uint32_t address, uint32_t bytes, int thread) {
-    if (!settings().check_races) { return; }
-    Block &b = block();
-    for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
-        Shadow &s = b.shadows[at / SHADOW_UNIT];
-        if (s.in_flight) {
-            report_race(at, thread, s.write, "write while a cp.async copy is in flight");
-        } else if (conflicts(b, s.write, thread)) {
-            report_race(at, thread, s.write, "write after write, no barrier");
-        } else if (conflicts(b, s.read, thread)) {
-            report_race(at, thread, s.read, "write after read, no barrier");
-        } else if (conflicts(b, s.update, thread)) {
-            report_race(at, thread, s.update, "write after update, no barrier");
+        if (KIND == WRITE) {
+            s.write = Access{b.time, static_cast<uint16_t>(thread)};
+        } else {
+            add_access(b, KIND == READ ? &s.read : &s.update, thread);
         }
-        s.write = Access{b.time, static_cast<uint16_t>(thread)};
-    }
-}
-
-inline void check_update(uint32_t address, uint32_t bytes, int thread) {
-    if (!settings().check_races) { return; }
-    Block &b = block();
-    for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
-        Shadow &s = b.shadows[at / SHADOW_UNIT];
-        if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "update before any write");
-        } else if (s.in_flight) {
-            report_race(at, thread, s.write, "update while a cp.async copy is in flight");
-        } else if (conflicts(b, s.write, thread)) {
-            report_race(at, thread, s.write, "update after write, no barrier");
-        } else if (conflicts(b, s.read, thread)) {
-            report_race(at, thread, s.read, "update after read, no barrier");
-        }
-        add_access(b, &s.update, thread);
     }
 }
 
 template <class T> T load_shared(uint32_t address) {
     T value;
     std::memcpy(&value, shared_bytes_at(address, sizeof value, block().current), sizeof value);
-    check_read(address, sizeof value, block().current);
+    check_access<READ>(address, sizeof value, block().current);
     return value;
 }
 
 template <class T> void store_shared(uint32_t address, T value) {
     std::memcpy(shared_bytes_at(address, sizeof value, block().current), &value, sizeof value);
-    check_write(address, sizeof value, block().current);
+    check_access<WRITE>(address, sizeof value, block().current);
 }
 
 template <class T> T update_shared(uint32_t address, T (*update)(T, T), T operand) {
     char *bytes = shared_bytes_at(address, sizeof operand, block().current);
-    check_update(address, sizeof operand, block().current);
+    check_access<UPDATE>(address, sizeof operand, block().current);
     T old;
     std::memcpy(&old, bytes, sizeof old);
     T updated = update(old, operand);
@@ -242,7 +216,7 @@ inline void start_copy(uint32_t to, const void *from, uint32_t bytes, bool valid
     if (reinterpret_cast<uintptr_t>(from) % bytes) { refuse(b.current, "cp.async from a misaligned global address"); }
     char *bytes_at = shared_bytes_at(to, bytes, b.current);
     AsyncCopy copy = {to, bytes, thread.groups, valid ? from : nullptr};
-    check_write(to, bytes, b.current);
+    check_access<WRITE>(to, bytes, b.current);
     mark_in_flight(copy, 1);
     if (settings().eager_async) {
         complete_copy(copy, b.current);
@@ -267,7 +241,7 @@ inline void wait_for_copies(uint32_t pending) {
         }
         if (!settings().eager_async) { complete_copy(copy, b.current); }
         mark_in_flight(copy, -1);
-        check_write(copy.to, copy.bytes, b.current);
+        check_access<WRITE>(copy.to, copy.bytes, b.current);
     }
     thread.copies.resize(pending_copies);
 }

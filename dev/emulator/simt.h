@@ -110,7 +110,7 @@ inline void read_matrix(Block &b, int warp, int m, uint16_t (&element)[8][8]) {
         int lane = m * 8 + row, thread = warp * WARP + lane;
         uint32_t address = operands_of<LdmatrixOperands>(b, warp, lane).address;
         std::memcpy(element[row], shared_bytes_at(address, 16, thread), 16);
-        check_read(address, 16, thread);
+        check_access<READ>(address, 16, thread);
     }
 }
 
@@ -274,9 +274,6 @@ using std::min;
 inline void __syncthreads(int line = __builtin_LINE()) { simt::wait_for_block(line); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu) { simt::wait_for_warp(mask, simt::do_warp_barrier, nullptr); }
 
-template <class T> T __shfl_sync(uint32_t mask, T value, int source, int width = 32) {
-    return simt::shuffle(mask, value, (simt::current_lane() & -width) | (source & (width - 1)));
-}
 template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned delta, int width = 32) {
     int lane = simt::current_lane(), source = lane - static_cast<int>(delta);
     return simt::shuffle(mask, value, source < (lane & -width) ? lane : source);

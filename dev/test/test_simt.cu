@@ -575,101 +575,67 @@ TEST(test_copy_in_flight_is_poisoned) {
 
 // ---- the race check: each case with and without the barrier, wait or write that prevents the race
 
-enum RaceCase {
-    READ_AFTER_WRITE,
-    WRITE_AFTER_READ,
-    WRITE_BY_LAST_READER,
-    WRITE_AFTER_WRITE,
-    READ_AFTER_WRITE_IN_WARP,
-    WRITE_AFTER_READ_IN_WARP,
-    WARP_BARRIER_BETWEEN_WARPS,
-    READ_BEFORE_WAIT,
-    READ_OF_OTHERS_COPY,
-    COPY_AFTER_READ,
-    WRITE_DURING_COPY,
-    READ_UNWRITTEN,
-    UPDATE_AFTER_WRITE,
-    READ_AFTER_UPDATE,
-    WRITE_AFTER_UPDATE,
-    NUM_RACE_CASES
+// what the cases use, for thread i of 64: an array of 64 numbers, which all threads have written
+struct Racer {
+    SharedPtr<float> x;
+    float *global;
+    bool correct;
+    int i, other_warp, other_lane;
+    void barrier() { correct ? __syncthreads() : (void)0; }
+    void warp_barrier() { correct ? __syncwarp() : (void)0; }
+    void wait() { correct ? cp_async_wait<0>() : (void)0; }
+    void copy(int to) { cp_async<4>(shared_address(x + to), global + 64 + to, true), cp_async_commit(); }
+    void read(int at) { global[i] = x[at]; }
+    void write(int at, int by) { i == by ? (void)(x[at] = 1) : (void)0; }
+    void add() { atomicAdd(&x[0], 1.0f); }
+};
+
+enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, READ_UNWRITTEN };
+static const struct {
+    const char *name;
+    void (*run)(Racer &t);
+} races[] = {
+    {"read after write", [](Racer &t) { t.write(0, 0), t.barrier(), t.read(0); }},
+    {"write after read", [](Racer &t) { t.read(0), t.barrier(), t.write(0, 40); }},
+    {"write after write", [](Racer &t) { t.x[t.i] = 1, t.barrier(), t.x[t.other_warp] = 2; }},
+    {"read of what nobody wrote", [](Racer &t) { t.read(t.i); }},
+    {"write by the last reader", [](Racer &t) { t.read(0), t.barrier(), t.write(0, 63); }},
+    {"read after write in a warp", [](Racer &t) { t.x[t.i] = 1, t.warp_barrier(), t.read(t.other_lane); }},
+    {"write after read in a warp", [](Racer &t) { t.read(t.other_lane), t.warp_barrier(), t.x[t.i] = 1; }},
+    {"a warp's barrier between warps",
+     [](Racer &t) {
+         if (t.i < 32) { t.x[t.i] = 1; }
+         __syncwarp();
+         t.barrier();
+         if (t.i >= 32) { t.read(t.other_warp); }
+     }},
+    {"read before the wait", [](Racer &t) { t.copy(t.i), t.wait(), t.read(t.i), cp_async_wait<0>(); }},
+    {"read of another thread's copy",
+     [](Racer &t) { t.copy(t.i), cp_async_wait<0>(), t.barrier(), t.read(t.other_warp); }},
+    {"copy after read",
+     [](Racer &t) {
+         t.read(0), t.barrier();
+         if (t.i == 40) { t.copy(0), cp_async_wait<0>(); }
+     }},
+    {"write during a copy", [](Racer &t) { t.copy(t.i), t.wait(), t.x[t.i] = 3, cp_async_wait<0>(); }},
+    {"update after write", [](Racer &t) { t.write(0, 0), t.barrier(), t.add(); }},
+    {"read after update",
+     [](Racer &t) {
+         t.add(), t.barrier();
+         if (t.i == 63) { t.read(0); }
+     }},
+    {"write after update", [](Racer &t) { t.add(), t.barrier(), t.write(0, 40); }},
 };
 
 static __global__ void race(int which, bool correct, bool dynamic, float *global) {
     wait_for_previous_kernel();
     DYNAMIC_SHARED(float, dynamic_array);
     SHARED_ARRAY(float, static_array, 64);
-    SharedPtr<float> x = dynamic ? dynamic_array : static_array;
-    int i = (int)threadIdx.x, other_warp = 63 - i, other_lane = i ^ 1;
-    auto barrier = [=] {
-        if (correct) { __syncthreads(); }
-    };
-    auto copy = [=](int to) {
-        cp_async<4>(shared_address(x + to), global + 64 + to, true);
-        cp_async_commit();
-    };
-    if (which != READ_UNWRITTEN || correct) { x[i] = (float)i; }
+    int i = (int)threadIdx.x;
+    Racer t = {dynamic ? dynamic_array : static_array, global, correct, i, 63 - i, i ^ 1};
+    if (which != READ_UNWRITTEN || correct) { t.x[i] = (float)i; }
     __syncthreads();  // orders the initial writes before the case
-    switch (which) {
-    case READ_AFTER_WRITE:
-        if (i == 0) { x[0] = 1; }
-        barrier(), global[i] = x[0];
-        break;
-    case WRITE_AFTER_READ:
-        global[i] = x[0], barrier();
-        if (i == 40) { x[0] = 1; }
-        break;
-    case WRITE_BY_LAST_READER:
-        global[i] = x[0], barrier();
-        if (i == 63) { x[0] = 1; }
-        break;
-    case WRITE_AFTER_WRITE: x[i] = 1, barrier(), x[other_warp] = 2; break;
-    case READ_AFTER_WRITE_IN_WARP:
-        x[i] = 1;
-        if (correct) { __syncwarp(); }
-        global[i] = x[other_lane];
-        break;
-    case WRITE_AFTER_READ_IN_WARP:
-        global[i] = x[other_lane];
-        if (correct) { __syncwarp(); }
-        x[i] = 1;
-        break;
-    case WARP_BARRIER_BETWEEN_WARPS:
-        if (i < 32) { x[i] = 1; }
-        __syncwarp();
-        barrier();
-        if (i >= 32) { global[i] = x[other_warp]; }
-        break;
-    case READ_BEFORE_WAIT:
-        copy(i);
-        if (correct) { cp_async_wait<0>(); }
-        global[i] = x[i];
-        cp_async_wait<0>();
-        break;
-    case READ_OF_OTHERS_COPY: copy(i), cp_async_wait<0>(), barrier(), global[i] = x[other_warp]; break;
-    case COPY_AFTER_READ:
-        global[i] = x[0], barrier();
-        if (i == 40) { copy(0), cp_async_wait<0>(); }
-        break;
-    case WRITE_DURING_COPY:
-        copy(i);
-        if (correct) { cp_async_wait<0>(); }
-        x[i] = 3;
-        cp_async_wait<0>();
-        break;
-    case READ_UNWRITTEN: global[i] = x[i]; break;
-    case UPDATE_AFTER_WRITE:
-        if (i == 0) { x[0] = 0; }
-        barrier(), atomicAdd(x + 0, 1.0f);
-        break;
-    case READ_AFTER_UPDATE:
-        atomicAdd(&x[0], 1.0f), barrier();
-        if (i == 63) { global[i] = x[0]; }
-        break;
-    case WRITE_AFTER_UPDATE:
-        atomicAdd(&x[0], 1.0f), barrier();
-        if (i == 40) { x[0] = 1; }
-        break;
-    }
+    races[which].run(t);
 }
 
 static uint64_t races_of(int which, bool correct, bool dynamic) {
@@ -684,10 +650,12 @@ TEST(test_races) {
     for (int run = 0; run < 6; run++) {
         simt::settings().warp_order = ORDERS[run % 3];
         simt::settings().eager_async = run / 3;
-        for (int which = 0; which < NUM_RACE_CASES; which++) {
+        for (int which = 0; which < (int)LEN(races); which++) {
             for (int dynamic = 0; dynamic < 2; dynamic++) {
-                if (races_of(which, true, dynamic) != 0) { fail_msg("false alarm: case %d, run %d", which, run); }
-                if (races_of(which, false, dynamic) == 0) { fail_msg("missed: case %d, run %d", which, run); }
+                if (races_of(which, true, dynamic) != 0) {
+                    fail_msg("false alarm: %s, run %d", races[which].name, run);
+                }
+                if (races_of(which, false, dynamic) == 0) { fail_msg("missed: %s, run %d", races[which].name, run); }
             }
         }
     }
@@ -712,92 +680,58 @@ static void assert_aborts(const char *words, const char *more_words, void (*func
     }
 }
 
-enum { NUM_MISTAKES = 20 };
-static const char *const mistake_sentences[NUM_MISTAKES] = {
-    "has returned",
-    "at that of line",
-    "different warp operations",
-    "misaligned shared memory address 8 for 16 bytes",
-    "shared memory address 512 is out of range",
-    "cp.async from a misaligned global address",
-    "but lane 31 has returned",
-    "cp.async copies in flight",
-    "is not in its own mask 000000ff",
-    "shuffles from lane 8, which is not in the mask 000000ff",
-    "but lane 1 has returned",
-    "index 8 is outside a shared array",
-    "index 128 is outside a shared array",
-    "index -1 is outside a shared array",
-    "misaligned global address",
-    "divergent warp operation",
-    "misaligned shared memory address 2 for 4 bytes",
-    "array big: more than 48 KB of static shared memory",
-    "cp.async copies in flight",
-    "misaligned global address",
+// what the mistakes use. base: the address of x, 512 bytes of dynamic shared memory; small has 8 elements
+struct Scene {
+    SharedPtr<float> x, small;
+    uint32_t base;
+    int lane;
+    float *global, value;
+    float d[4];
+    uint32_t r[4];
+    void multiply() { mma_bf16(d, r, 0, 0); }
+    void copy() { cp_async<4>(base + (uint32_t)lane * 4, global + lane, true); }
+    void shuffle(uint32_t mask, int source) { value = __shfl_up_sync(mask, value, (unsigned)(lane - source)); }
+};
+
+static const struct {
+    const char *sentence;
+    void (*make)(Scene &s);
+} mistakes[] = {
+    {"has returned", [](Scene &) { threadIdx.x < 7 ? __syncthreads() : (void)0; }},
+    {"at that of line", [](Scene &) { threadIdx.x < 32 ? __syncthreads(1) : __syncthreads(2); }},
+    {"different warp operations", [](Scene &s) { s.lane < 16 ? s.multiply() : __syncwarp(); }},
+    {"misaligned shared memory address 8 for 16 bytes",
+     [](Scene &s) { ldmatrix_x4(s.r, s.base + (uint32_t)s.lane * 8); }},
+    {"shared memory address 512 is out of range", [](Scene &s) { ldmatrix_x4(s.r, s.base + 512); }},
+    {"cp.async from a misaligned global address",
+     [](Scene &s) { cp_async<16>(s.base + (uint32_t)s.lane * 16, s.global + 1, true); }},
+    {"but lane 31 has returned", [](Scene &s) { s.lane < 31 ? __syncwarp() : (void)0; }},
+    {"cp.async copies in flight", [](Scene &s) { s.copy(); }},
+    {"cp.async copies in flight", [](Scene &s) { s.copy(), cp_async_wait<0>(); }},  // without a commit
+    {"is not in its own mask 000000ff", [](Scene &s) { s.shuffle(0xffu, s.lane); }},
+    {"shuffles from lane 8, which is not in the mask 000000ff",
+     [](Scene &s) { s.lane < 8 ? s.shuffle(0xffu, s.lane + 2) : (void)0; }},
+    {"but lane 1 has returned", [](Scene &s) { s.lane == 0 ? s.multiply() : (void)0; }},
+    {"index 8 is outside a shared array", [](Scene &s) { s.small[8] = 1; }},
+    {"index 128 is outside a shared array", [](Scene &s) { s.x[128] = 1; }},
+    {"index -1 is outside a shared array", [](Scene &s) { s.value = s.small[-1]; }},
+    {"misaligned global address", [](Scene &s) { load128(s.global + 2); }},
+    {"misaligned global address", [](Scene &s) { store128_streaming(s.global + 1, Pack<float>{}); }},
+    {"divergent warp operation", [](Scene &s) { s.lane < 16 ? s.shuffle(0xffffffffu, 0) : __syncthreads(); }},
+    {"misaligned shared memory address 2 for 4 bytes", [](Scene &s) { store_shared(s.base + 2, 1.0f); }},
+    {"array big: more than 48 KB of static shared memory",
+     [](Scene &) {
+         SHARED_ARRAY(float, big, 12288);
+         big[0] = 1;
+     }},
 };
 
 static __global__ void mistake(int which, float *global) {
     wait_for_previous_kernel();
     DYNAMIC_SHARED(float, x);
     SHARED_ARRAY(float, small, 8);
-    uint32_t base = shared_address(x), r[4] = {0, 0, 0, 0};
-    int lane = lane_id();
-    float d[4] = {0, 0, 0, 0}, value = 0;
-    switch (which) {
-    case 0:
-        if (threadIdx.x < 7) { __syncthreads(); }
-        break;
-    case 1:
-        if (threadIdx.x < 32) {
-            __syncthreads();
-        } else {
-            __syncthreads();
-        }
-        break;
-    case 2:
-        if (lane < 16) {
-            mma_bf16(d, r, 0, 0);
-        } else {
-            __syncwarp();
-        }
-        break;
-    case 3: ldmatrix_x4(r, base + (uint32_t)lane * 8); break;
-    case 4: ldmatrix_x4(r, base + 512); break;
-    case 5: cp_async<16>(base + (uint32_t)lane * 16, global + 1, true); break;
-    case 6:
-        if (lane < 31) { __syncwarp(); }
-        break;
-    case 7: cp_async<4>(base + (uint32_t)lane * 4, global + lane, true); break;
-    case 8: value = __shfl_sync(0xffu, value, lane); break;
-    case 9:
-        if (lane < 8) { value = __shfl_sync(0xffu, value, lane + 2); }
-        break;
-    case 10:
-        if (lane == 0) { mma_bf16(d, r, 0, 0); }
-        break;
-    case 11: small[8] = 1; break;
-    case 12: x[128] = 1; break;
-    case 13: value = small[-1]; break;
-    case 14: load128(global + 2); break;
-    case 15:
-        if (lane < 16) {
-            value = __shfl_sync(0xffffffffu, value, 0);
-        } else {
-            __syncthreads();
-        }
-        break;
-    case 16: store_shared(base + 2, 1.0f); break;
-    case 17: {
-        SHARED_ARRAY(float, big, 12288);
-        big[0] = 1;
-        break;
-    }
-    case 18:  // wait without a commit
-        cp_async<4>(base + (uint32_t)lane * 4, global + lane, true);
-        cp_async_wait<0>();
-        break;
-    case 19: store128_streaming(global + 1, Pack<float>{}); break;
-    }
+    Scene s = {x, small, shared_address(x), lane_id(), global, 0, {}, {}};
+    mistakes[which].make(s);
 }
 
 static void make_mistake(void *argument) {
@@ -809,8 +743,8 @@ static void make_mistake(void *argument) {
 }
 
 TEST(test_refusals) {
-    for (int which = 0; which < NUM_MISTAKES; which++) {
-        assert_aborts("simt: kernel mistake: block (0,0,0) thread ", mistake_sentences[which], make_mistake, which);
+    for (int which = 0; which < (int)LEN(mistakes); which++) {
+        assert_aborts("simt: kernel mistake: block (0,0,0) thread ", mistakes[which].sentence, make_mistake, which);
     }
 }
 
