@@ -671,9 +671,9 @@ static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
     return gpu->matmuls->num_algorithms;
 }
 
-// A rare shape takes the heuristic's first algorithm, untimed, and writes nothing to the autotune cache. When the same
-// shape comes as a frequent one, it is timed. A rare shape uses a cached algorithm if there is one.
-TEST(test_rare_shapes_are_not_timed) {
+// With skip_autotune a shape takes the heuristic's first algorithm, untimed, and writes nothing to the autotune cache,
+// until it comes without skip_autotune. A cached algorithm is used if there is one.
+TEST(test_skip_autotune) {
     const char *path = temp_path("rare");
     Layer l(32, 64, 48);
     int matmuls = 0;
