@@ -81,8 +81,7 @@ static void check_text(int length, int B, int T, bool in_parts) {
     comm_close(single);
 }
 
-static void test_windows(void **state) {
-    (void)state;
+TEST(test_windows) {
     for (int T = 1; T <= 36; T += T < 4 ? 1 : 8) {
         const int lengths[] = {1, T, T + 1, 2 * T, 2 * T + 1, 5 * T + T / 2};
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -92,8 +91,7 @@ static void test_windows(void **state) {
     }
 }
 
-static void test_token_bytes(void **state) {
-    (void)state;
+TEST(test_token_bytes) {
     Tokenizer bytes = tokenizer_bytes(), merges = tokenizer_load("dev/test/golden/gpt2_2500.bpe");
     int *of_bytes = eval_token_bytes(&bytes, 256), *of_merges = eval_token_bytes(&merges, 3000);
     for (int i = 0; i < 256; i++) { assert_true(of_bytes[i] == 1 && of_merges[i] == 1); }
@@ -130,8 +128,7 @@ static double expected_sum(const HellaSwag *set, const HellaSwagRow *row) {
 }
 
 // Every batch gives the same sums. Of several ranks, each scores its own examples, and every row is scored once.
-static void test_examples_in_batches(void **state) {
-    (void)state;
+TEST(test_examples_in_batches) {
     Comm *single = comm_single(&cpu_device);
     HellaSwag set = some_examples(9, 50);
     for (int B = 1; B <= 40; B += 13) {
@@ -160,11 +157,4 @@ static void test_examples_in_batches(void **state) {
     comm_close(single);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_token_bytes),
-        cmocka_unit_test(test_examples_in_batches),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("evaluate"); }

@@ -47,8 +47,7 @@ static void near(double seconds) {
     if (fabs(found - seconds) > 1e-3) { fail_msg("found %.6f seconds, expected %.3f", found, seconds); }
 }
 
-static void test_a_copy_runs_beside_work(void **state) {
-    (void)state;
+TEST(test_a_copy_runs_beside_work) {
     work(1);
     CopyWork up = copy(LINK_UP, 0, 2);
     work(3);
@@ -61,15 +60,13 @@ static void test_a_copy_runs_beside_work(void **state) {
     near(10);
 }
 
-static void test_nobody_waits_for_a_copy(void **state) {
-    (void)state;
+TEST(test_nobody_waits_for_a_copy) {
     copy(LINK_UP, 0, 5);
     work(1);
     near(1);
 }
 
-static void test_a_wait_is_for_one_copy(void **state) {
-    (void)state;
+TEST(test_a_wait_is_for_one_copy) {
     CopyWork first = copy(LINK_UP, 0, 1), second = copy(LINK_UP, 1, 3);
     wait_for(first);
     near(1);
@@ -78,23 +75,20 @@ static void test_a_wait_is_for_one_copy(void **state) {
     near(4);
 }
 
-static void test_copies_of_a_stream_run_in_order(void **state) {
-    (void)state;
+TEST(test_copies_of_a_stream_run_in_order) {
     copy(LINK_DOWN, 0, 2);
     wait_for(copy(LINK_UP, 0, 2));
     near(4);
 }
 
-static void test_directions_run_beside_each_other(void **state) {
-    (void)state;
+TEST(test_directions_run_beside_each_other) {
     CopyWork down = copy(LINK_DOWN, 0, 2);
     wait_for(copy(LINK_UP, 1, 2));
     wait_for(down);
     near(2);
 }
 
-static void test_a_direction_takes_one_copy_at_a_time(void **state) {
-    (void)state;
+TEST(test_a_direction_takes_one_copy_at_a_time) {
     for (LinkEventKind kind = LINK_UP; kind <= LINK_DOWN; kind = (LinkEventKind)(kind + 1)) {
         setup(NULL);
         copy(kind, 0, 2);
@@ -103,8 +97,7 @@ static void test_a_direction_takes_one_copy_at_a_time(void **state) {
     }
 }
 
-static void test_an_operation_reads_host_memory(void **state) {
-    (void)state;
+TEST(test_an_operation_reads_host_memory) {
     copy(LINK_UP, 0, 2);
     read_host(0.5, 1);
     near(3.5);
@@ -113,8 +106,7 @@ static void test_an_operation_reads_host_memory(void **state) {
 }
 
 // AdamW in n pieces through two slots: uploads follow one another, and the last download is left
-static void test_pieces_through_two_slots(void **state) {
-    (void)state;
+TEST(test_pieces_through_two_slots) {
     enum { PIECES = 5 };
     CopyWork copies[2] = {copy(LINK_UP, 0, 1), 0};
     for (int i = 0; i < PIECES; i++) {
@@ -129,14 +121,12 @@ static void test_pieces_through_two_slots(void **state) {
     assert_true(timeline_bytes(&calls.timeline, false) == 1e9 * PIECES);
 }
 
-static void test_a_copy_takes_time_to_begin(void **state) {
-    (void)state;
+TEST(test_a_copy_takes_time_to_begin) {
     for (int i = 0; i < 100000; i++) { wait_for(copy(LINK_UP, 0, 0)); }
     near(100000 * COPY_START[EXPECTED]);
 }
 
-static void test_links_of_pcie(void **state) {
-    (void)state;
+TEST(test_links_of_pcie) {
     Link links[NUM_LINKS];
     known_links(links);
     assert_string_equal(links[0].name, "PCIe 3 x8");
@@ -151,17 +141,9 @@ static void test_links_of_pcie(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_a_copy_runs_beside_work, setup),
-        cmocka_unit_test_setup(test_nobody_waits_for_a_copy, setup),
-        cmocka_unit_test_setup(test_a_wait_is_for_one_copy, setup),
-        cmocka_unit_test_setup(test_copies_of_a_stream_run_in_order, setup),
-        cmocka_unit_test_setup(test_directions_run_beside_each_other, setup),
-        cmocka_unit_test_setup(test_a_direction_takes_one_copy_at_a_time, setup),
-        cmocka_unit_test_setup(test_an_operation_reads_host_memory, setup),
-        cmocka_unit_test_setup(test_pieces_through_two_slots, setup),
-        cmocka_unit_test_setup(test_a_copy_takes_time_to_begin, setup),
-        cmocka_unit_test_setup(test_links_of_pcie, setup),
-    };
-    return cmocka_run_group_tests_name("link", tests, setup, setup);
+    TestList *list = test_list();
+    for (int i = 0; i < list->count; i++) { list->tests[i].setup_func = setup; }
+    int failed = run_all_tests("link");
+    setup(NULL);
+    return failed;
 }

@@ -14,16 +14,10 @@ static const char *path_of(const char *name) {
     return path;
 }
 
-static void put(const char *name, const void *bytes, size_t n) {
-    FILE *file = fopen(path_of(name), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, n, file), n);
-    assert_int_equal(fclose(file), 0);
-}
+static void put(const char *name, const void *bytes, size_t n) { write_bytes(path_of(name), bytes, n); }
 
 // The folder and its manifest. The sum of large.bin is given, as that of a file which several ranks have written.
-static int make_folder(void **state) {
-    (void)state;
+static int make_folder(void) {
     static uint8_t large[LARGE];
     uint32_t x = 7;
     for (size_t i = 0; i < LARGE; i++) { large[i] = (uint8_t)((x = x * 1664525 + 1013904223) >> 24); }
@@ -47,20 +41,16 @@ static void assert_damaged(const char *words) {
     if (!strstr(why, words)) { fail_msg("expected '%s' in '%s'", words, why); }
 }
 
-static void test_good(void **state) {
-    (void)state;
-    char text[1024];
+TEST(test_good) {
     assert_true(agrees(NULL));
-    FILE *file = fopen(path_of(MANIFEST), "r");
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
-    fclose(file);
+    const char *text = read_file(path_of(MANIFEST), NULL);
     for (int i = 0; i < NUM_NAMES; i++) { assert_non_null(strstr(text, names[i])); }
     put("another", "of no interest", 14);
     assert_true(agrees(NULL));
     unlink(path_of("another"));
     unlink(path_of(MANIFEST));
     assert_true(agrees(NULL));
-    assert_int_equal(make_folder(NULL), 0);
+    assert_int_equal(make_folder(), 0);
 }
 
 // flips a bit at `offset` of a file, or flips it back
@@ -80,8 +70,7 @@ static off_t size_of(const char *name) {
 }
 
 // each bit of the small files; a byte in every 65521 of the large one, its first and its last
-static void test_flips(void **state) {
-    (void)state;
+TEST(test_flips) {
     for (int i = 1; i < 3; i++) {
         for (off_t at = 0; at < 8 * size_of(names[i]); at++) {
             flip(names[i], at / 8, (int)(at % 8));
@@ -99,8 +88,7 @@ static void test_flips(void **state) {
 }
 
 // With any bit of the manifest flipped, a wrong byte in another file is still noticed.
-static void test_flips_of_manifest(void **state) {
-    (void)state;
+TEST(test_flips_of_manifest) {
     flip("a.txt", 2, 1);
     for (off_t at = 0; at < 8 * size_of(MANIFEST); at++) {
         flip(MANIFEST, at / 8, (int)(at % 8));
@@ -129,8 +117,7 @@ static void make_manifest_a_pipe(void) {
     mkfifo(path_of(MANIFEST), 0666);
 }
 
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     static const struct {
         void (*damage)(void);
         const char *says;
@@ -142,18 +129,17 @@ static void test_damage(void **state) {
                  {cut_manifest, MANIFEST " could not be read, or lists no files"},
                  {empty_manifest, MANIFEST " could not be read, or lists no files"},
                  {make_manifest_a_pipe, MANIFEST " could not be read: Invalid argument"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         cases[i].damage();
         assert_damaged(cases[i].says);
         if (strstr(cases[i].says, "b.bin")) { assert_true(agrees("b.bin")); }
         remove(path_of("b.bin"));
-        assert_int_equal(make_folder(NULL), 0);
+        assert_int_equal(make_folder(), 0);
     }
 }
 
 // A file that cannot be opened gives its errno; a difference gives EBADMSG.
-static void test_errors(void **state) {
-    (void)state;
+TEST(test_errors) {
     struct rlimit usual_limit, none;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual_limit), 0);
     none = usual_limit;
@@ -167,12 +153,11 @@ static void test_errors(void **state) {
     assert_int_equal(manifest_check(folder, NULL, why, sizeof why), EBADMSG);
     delete_file();
     assert_int_equal(manifest_check(folder, NULL, why, sizeof why), ENOENT);
-    assert_int_equal(make_folder(NULL), 0);
+    assert_int_equal(make_folder(), 0);
 }
 
 // manifests of other programs
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     static const char *const cases[][2] = {
         {"{\"files\":{\"../folder/a.txt\":{\"bytes\":5,\"crc32c\":\"0\"}}}", "an entry of another program"},
         {"{\"files\":{\"/etc/passwd\":{\"bytes\":5,\"crc32c\":\"0\"}}}", "an entry of another program"},
@@ -185,17 +170,11 @@ static void test_hostile(void **state) {
         {"{\"files\":{\"a.txt\":{\"bytes\":5,\"crc32c\":\"0123456789abcdef\"}}}", "expected 01234567"},
         {"{\"files\":[\"a.txt\"]}", "lists no files"},
         {"{\"name\":\"a model\"}", "lists no files"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         put(MANIFEST, cases[i][0], strlen(cases[i][0]));
         assert_damaged(cases[i][1]);
     }
-    assert_int_equal(make_folder(NULL), 0);
+    assert_int_equal(make_folder(), 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),   cmocka_unit_test(test_flips),  cmocka_unit_test(test_flips_of_manifest),
-        cmocka_unit_test(test_damage), cmocka_unit_test(test_errors), cmocka_unit_test(test_hostile),
-    };
-    return cmocka_run_group_tests(tests, make_folder, NULL);
-}
+int main(void) { return make_folder() != 0 || run_all_tests("manifest"); }
