@@ -1,4 +1,4 @@
-# train_gpt2 in a container, for a CPU or for NVIDIA GPUs. The build has not been run: no Docker engine was at hand.
+# train_gpt2 in a container, for a CPU or for NVIDIA GPUs. Untested: no image has been built yet.
 #   docker build -t train_gpt2 .                      a CPU build for many CPUs
 #   docker build -t train_gpt2:cuda --target cuda .   a GPU build for every architecture that nvcc knows
 #   docker run --rm -v "$PWD:/work" train_gpt2 -i my.txt -e l4h4c128 -t 64 -o runs/mine

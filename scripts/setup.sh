@@ -93,7 +93,6 @@ want test          dpkg-dev            "packs the program, for make deb"        
 want test          lintian             "checks the package"                                    has_command lintian
 want test          python3-yaml        "parses the workflow"                                   has_module yaml
 want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
-want test          clang-19            "a newer clang, whose hot loops are looked at (250 MB)" has_command clang-19
 want test          g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
 want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
