@@ -38,7 +38,7 @@ predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h20
 bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
 	@build/bench/remat
 
-bench-states: build/check/bf16 ## bench: loss of a small model with every type of optimizer state
+bench-states: build/test/train_gpt2_bf16 ## bench: loss of a small model with every type of optimizer state
 	@dev/bench/bench_states.py
 
 bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks

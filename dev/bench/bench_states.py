@@ -32,9 +32,10 @@ KINDS = {
 
 def end_loss(text, kind, seed, steps):
     with tempfile.TemporaryDirectory() as run:
-        command = [os.path.join(ROOT, "build/check/bf16"), "-i", text, "-e", "l4h4c128", "-b", "12", "-t", "64", "-x",
-                   str(steps), "-l", "1e-3", "-u", "100", "-q", "0.1", "-c", "0.1", "-m", "200", "-s", "0", "-v",
-                   str(steps), "--seed", str(seed), "--threads", "1", "-o", run, *kind.split()]
+        command = [os.path.join(ROOT, "build/test/train_gpt2_bf16"), "-i", text,
+                   "-e", "l4h4c128", "-b", "12", "-t", "64", "-x", str(steps), "-l", "1e-3", "-u", "100", "-q", "0.1",
+                   "-c", "0.1", "-m", "200", "-s", "0", "-v", str(steps), "--seed", str(seed), "--threads", "1",
+                   "-o", run, *kind.split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with open(os.path.join(run, "metrics.jsonl")) as metrics:
             return [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]

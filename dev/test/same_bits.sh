@@ -38,7 +38,7 @@ fi
 
 for side in before after; do
     targets=()
-    for kind in FP32=train_gpt2 BF16=build/check/bf16 EMULATED=build/emulated/train_gpt2 EMULATED_BF16=; do
+    for kind in FP32=train_gpt2 BF16=build/test/train_gpt2_bf16 EMULATED=build/emulated/train_gpt2 EMULATED_BF16=; do
         variable=${side^^}_${kind%%=*}
         target=${!variable:-${kind#*=}}
         program[$side.${kind%%=*}]=${target:+${tree[$side]}/$target}

@@ -16,11 +16,11 @@
 EMULATED_GPU := -DHAVE_CUDA -Idev/emulator
 
 build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/%: libraries = -lcmocka
-build/%_bf16 build/check/bf16: precision = bf16
+build/%_bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/aarch64/test_gradients: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
-	build/check/bf16 build/check/nccl build/cuda/test_nccl_bf16: comm = yes
+	build/check/nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
@@ -72,7 +72,7 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 
 # ---- programs
 
-build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16 \
+build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 \
 		build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 \
 		build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
 		train_gpt2.cu build/flags
@@ -190,7 +190,7 @@ LONG_ON_AARCH64 := test_gpt2 test_adamw test_reference test_gradients test_gemm
 ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_ON_AARCH64),$(UNITS)))
 # dev/test/test_determinism.sh runs these and ./train_gpt2
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
-CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++ bf16)
+CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++)
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
