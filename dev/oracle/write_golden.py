@@ -70,9 +70,11 @@ def main():
 
     golden = {name: x.float() for name, x in golden.items()}
     golden.update({"tokens": tokens.int(), "targets": targets.int()})
-    types = {torch.float32: "F32", torch.int32: "I32"}
-    model_files.write(PATH, {name: ({"dtype": types[x.dtype], "shape": list(x.shape)}, x.contiguous().numpy().tobytes())
-                             for name, x in sorted(golden.items())})
+    types, tensors = {torch.float32: "F32", torch.int32: "I32"}, {}
+    for name, x in sorted(golden.items()):
+        entry = {"dtype": types[x.dtype], "shape": list(x.shape)}
+        tensors[name] = entry, x.detach().contiguous().numpy().tobytes()
+    model_files.write(PATH, tensors)
     print(f"losses {[round(x.item(), 4) for x in losses]}")
     print(f"grad norms {[round(x.item(), 3) for x in norms]}")
     print(f"{len(golden)} tensors, {os.path.getsize(PATH)} bytes: {os.path.normpath(PATH)}")
