@@ -63,8 +63,9 @@ static inline void nan_look(const OpCall *call, int use, Exec *ex) {
     double value = 0;
     for (const Operand *o = call->operand; o->name && !c->found; o++) {
         if (!o->at || !(o->use & use) || !is_float(o->dtype)) { continue; }
-        // wte or its gradient, whose rows an embedding may not know
-        size_t n = o->use & SOME_ROWS ? param_count(&c->zero->layout, WTE) : o->rows * o->cols;
+        // an embedding reads or writes some rows of wte or of its gradient: all are checked
+        bool wte = strcmp(o->name, "wte") == 0 || strcmp(o->name, "dwte") == 0;
+        size_t n = wte ? param_count(&c->zero->layout, WTE) : o->rows * o->cols;
         size_t index = nan_find(c, o->at, n, o->dtype, &value);
         if (index == n) { continue; }
         if (ex->layer != NO_LAYER) { snprintf(layer, sizeof layer, " of layer %d", ex->layer); }

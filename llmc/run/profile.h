@@ -162,55 +162,38 @@ static inline void profile_after(const OpCall *call, Exec *ex) {
     profile_end(p->operation_begin, profiled, ex);
 }
 
-// ---- copies and fills. A copy within the device reads and writes each byte
+// ---- copies, fills and collectives
 
-static inline void profile_copy(DeviceEvent *begin, const char *name, double bytes, Exec *ex) {
-    ProfiledCall call = {name, "copy", NULL, NULL, bytes, 0, 0, ""};
+static inline void profile_transfer(DeviceEvent *begin, const char *name, const char *category, double bytes,
+                                    Exec *ex) {
+    ProfiledCall call = {name, category, NULL, NULL, bytes, 0, 0, ""};
     if (begin) { profile_end(begin, call, ex); }
 }
 
-static inline void profiled_fill(void *p, int byte, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->device->enqueue_fill(p, byte, bytes, ex);
-    profile_copy(begin, "fill", (double)bytes, ex);
-}
+// A copy within the device reads and writes each byte.
+#define PROFILED_COPY(function, name, times, parameters, arguments)                                                    \
+    static inline void profiled_##function parameters {                                                                \
+        DeviceEvent *begin = profile_begin(ex);                                                                        \
+        ex->profile->device->function arguments;                                                                       \
+        profile_transfer(begin, name, "copy", (times) * (double)bytes, ex);                                            \
+    }
+PROFILED_COPY(enqueue_fill, "fill", 1, (void *p, int byte, size_t bytes, Exec *ex), (p, byte, bytes, ex))
+PROFILED_COPY(enqueue_upload, "upload", 1, (void *to, const void *from, size_t bytes, Exec *ex), (to, from, bytes, ex))
+PROFILED_COPY(enqueue_download, "download", 1, (void *to, const void *from, size_t bytes, Exec *ex),
+              (to, from, bytes, ex))
+PROFILED_COPY(enqueue_copy, "copy", 2, (void *to, const void *from, size_t bytes, Exec *ex), (to, from, bytes, ex))
 
-static inline void profiled_upload(void *device, const void *host, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->device->enqueue_upload(device, host, bytes, ex);
-    profile_copy(begin, "upload", (double)bytes, ex);
-}
-
-static inline void profiled_download(void *host, const void *device, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->device->enqueue_download(host, device, bytes, ex);
-    profile_copy(begin, "download", (double)bytes, ex);
-}
-
-static inline void profiled_copy(void *to, const void *from, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->device->enqueue_copy(to, from, bytes, ex);
-    profile_copy(begin, "copy", 2 * (double)bytes, ex);
-}
-
-// Copies beside the work are waited for at once, so that their end is an event of the operations' stream.
-static inline CopyWork profiled_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    CopyWork copy = ex->profile->device->upload_begin(stream, device, host, bytes, ex);
-    if (begin) { ex->profile->device->copy_wait(copy, ex); }
-    profile_copy(begin, "offload upload", (double)bytes, ex);
-    return copy;
-}
-
-static inline CopyWork profiled_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    CopyWork copy = ex->profile->device->download_begin(stream, host, device, bytes, ex);
-    if (begin) { ex->profile->device->copy_wait(copy, ex); }
-    profile_copy(begin, "offload download", (double)bytes, ex);
-    return copy;
-}
-
-// ---- collectives
+// A copy on another stream is waited for at once, so that its end is an event of the operations' stream.
+#define PROFILED_COPY_BEGIN(function, name)                                                                            \
+    static inline CopyWork profiled_##function(int stream, void *to, const void *from, size_t bytes, Exec *ex) {       \
+        DeviceEvent *begin = profile_begin(ex);                                                                        \
+        CopyWork copy = ex->profile->device->function(stream, to, from, bytes, ex);                                    \
+        if (begin) { ex->profile->device->copy_wait(copy, ex); }                                                       \
+        profile_transfer(begin, name, "copy", (double)bytes, ex);                                                      \
+        return copy;                                                                                                   \
+    }
+PROFILED_COPY_BEGIN(upload_begin, "offload upload")
+PROFILED_COPY_BEGIN(download_begin, "offload download")
 
 static inline const CommBackend *profile_inner(const Comm *comm, const Profile *p) {
     int i = 0;
@@ -218,37 +201,26 @@ static inline const CommBackend *profile_inner(const Comm *comm, const Profile *
     return p->comms[i].inner;
 }
 
-// bytes: sent by this rank. The wait makes the collective's end an event of the operations' stream.
-static inline void profile_collective(DeviceEvent *begin, const char *name, uint64_t bytes, Comm *comm, Exec *ex) {
-    ProfiledCall call = {name, "collective", NULL, NULL, (double)bytes, 0, 0, ""};
-    if (!begin) { return; }
-    profile_inner(comm, ex->profile)->wait(comm->calls, comm, ex);
-    profile_end(begin, call, ex);
-}
-
-static inline void profiled_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    profile_inner(comm, ex->profile)->all_reduce(buffer, count, dtype, comm, ex);
-    profile_collective(begin, "all_reduce", all_reduce_bytes(count, dtype, comm->rank, comm->size), comm, ex);
-}
-
-static inline void profiled_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    profile_inner(comm, ex->profile)->reduce_scatter(out, in, chunk, dtype, comm, ex);
-    profile_collective(begin, "reduce_scatter", all_gather_bytes(chunk, dtype, comm->size), comm, ex);
-}
-
-static inline void profiled_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    profile_inner(comm, ex->profile)->all_gather(out, in, chunk, dtype, comm, ex);
-    profile_collective(begin, "all_gather", all_gather_bytes(chunk, dtype, comm->size), comm, ex);
-}
-
-static inline void profiled_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    DeviceEvent *begin = profile_begin(ex);
-    profile_inner(comm, ex->profile)->broadcast(buffer, count, dtype, root, comm, ex);
-    profile_collective(begin, "broadcast", broadcast_bytes(count, dtype, root, comm->rank, comm->size), comm, ex);
-}
+// sent: bytes that this rank sends. The wait makes the collective's end an event of the operations' stream.
+#define PROFILED_COLLECTIVE(function, sent, parameters, arguments)                                                     \
+    static inline void profiled_##function parameters {                                                                \
+        DeviceEvent *begin = profile_begin(ex);                                                                        \
+        const CommBackend *inner = profile_inner(comm, ex->profile);                                                   \
+        inner->function arguments;                                                                                     \
+        if (begin) { inner->wait(comm->calls, comm, ex); }                                                             \
+        profile_transfer(begin, #function, "collective", (double)(sent), ex);                                          \
+    }
+PROFILED_COLLECTIVE(all_reduce, all_reduce_bytes(count, dtype, comm->rank, comm->size),
+                    (void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex), (buffer, count, dtype, comm, ex))
+PROFILED_COLLECTIVE(reduce_scatter, all_gather_bytes(chunk, dtype, comm->size),
+                    (void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex),
+                    (out, in, chunk, dtype, comm, ex))
+PROFILED_COLLECTIVE(all_gather, all_gather_bytes(chunk, dtype, comm->size),
+                    (void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex),
+                    (out, in, chunk, dtype, comm, ex))
+PROFILED_COLLECTIVE(broadcast, broadcast_bytes(count, dtype, root, comm->rank, comm->size),
+                    (void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex),
+                    (buffer, count, dtype, root, comm, ex))
 
 static inline void profile_wrap_comm(Profile *p, Comm *comm) {
     ProfiledComm *c = &p->comms[p->num_comms];
@@ -280,10 +252,10 @@ static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, con
     p->hooks = hooks;
     p->device = inner->device;
     p->wrapped_device = *inner->device;
-    p->wrapped_device.enqueue_fill = profiled_fill;
-    p->wrapped_device.enqueue_upload = profiled_upload;
-    p->wrapped_device.enqueue_download = profiled_download;
-    p->wrapped_device.enqueue_copy = profiled_copy;
+    p->wrapped_device.enqueue_fill = profiled_enqueue_fill;
+    p->wrapped_device.enqueue_upload = profiled_enqueue_upload;
+    p->wrapped_device.enqueue_download = profiled_enqueue_download;
+    p->wrapped_device.enqueue_copy = profiled_enqueue_copy;
     p->wrapped_device.upload_begin = profiled_upload_begin;
     p->wrapped_device.download_begin = profiled_download_begin;
     p->backend = *inner;

@@ -15,8 +15,8 @@ A test                                                      A benchmark
     array_difference(..) of every output;                     problem_free(&p);
     problem_free(&p);
 
-To add an operation: its shapes, unless a neighbour's fit; run_<op>, the call; a fill_ function if normal values will
-not do; and its row in the table at the end.
+To add an operation: shapes, unless a neighbour's fit; a CALL; a fill_ function if normal values will not do; and a row
+in the table at the end.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -158,12 +158,12 @@ static inline size_t part_rows(const OpShape *s) {
 // ---- an operation's arguments
 
 // INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place
-typedef enum { INPUT = READ, OUTPUT = WRITTEN, INOUT = READ | WRITTEN } ArrayRole;
+enum { INPUT = READ, OUTPUT = WRITTEN, INOUT = READ | WRITTEN };
 
 typedef struct {
     const char *name;
     DType dtype;
-    ArrayRole role;
+    int role;
     size_t n;
     double scale;      // of the normal values that fill the array
     int end;           // of int32: the array is filled with indices in [0, end)
@@ -215,23 +215,14 @@ static inline void *data_of(const Problem *p, const char *name, DType dtype) {
     return a ? a->data : NULL;
 }
 
-// the data of an array, NULL if the problem has no such array
+// an argument: the data of an array, NULL if the problem has no such array
 static inline floatX *x_of(const Problem *p, const char *name) { return (floatX *)data_of(p, name, DT_FLOATX); }
 static inline real *real_of(const Problem *p, const char *name) { return (real *)data_of(p, name, DT_REAL); }
 static inline int *int_of(const Problem *p, const char *name) { return (int *)data_of(p, name, DT_I32); }
-// of either type
 static inline Gradient gradient_of(const Problem *p, const char *name) {
     const Array *a = find_array(p, name);
     Gradient g = {p->describing ? (void *)name : a ? a->data : NULL, a ? a->dtype : p->gradients};
     return g;
-}
-
-enum { GRADIENT_BF16 = 2, GRADIENT_BF16_ADD, GRADIENT_VARIANTS };
-
-// variants of a backward: GRAD_SET, GRAD_ADD, and the same two with gradients in bf16
-static inline void set_gradients(Problem *p) {
-    p->mode = p->variant % 2 ? GRAD_ADD : GRAD_SET;
-    p->gradients = p->variant < GRADIENT_BF16 ? DT_REAL : DT_BF16;
 }
 
 // ---- values of arrays of any type
@@ -285,141 +276,42 @@ static inline void array_fill(const Array *a) {
 
 // ---- the operations: call, fill special values
 
-static inline void run_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->embedding_forward(x_of(p, "out"), int_of(p, "tokens"), x_of(p, "wte"), x_of(p, "wpe"), s->B, s->T, s->C, ex);
+// run_<op>, for operations that take arrays and sizes of the shape s. set(p) sets the other arguments.
+#define CALL(op, set, ...)                                                                                             \
+    static inline void run_##op(Problem *p, const Ops *ops, Exec *ex) {                                                \
+        const OpShape *s = &p->shape;                                                                                  \
+        const int N = (int)shape_rows(s);                                                                              \
+        (void)N;                                                                                                       \
+        set(p);                                                                                                        \
+        ops->op(__VA_ARGS__, ex);                                                                                      \
+    }
+#define X(name) x_of(p, #name)
+#define R(name) real_of(p, #name)
+#define IDS(name) int_of(p, #name)
+#define G(name) gradient_of(p, #name)
+
+static inline void set_nothing(Problem *p) { (void)p; }
+
+// variants of a backward: GRAD_SET, GRAD_ADD, and the same two with gradients in bf16
+enum { GRADIENT_BF16 = 2, GRADIENT_BF16_ADD, GRADIENT_VARIANTS };
+
+static inline void set_gradients(Problem *p) {
+    p->mode = p->variant % 2 ? GRAD_ADD : GRAD_SET;
+    p->gradients = p->variant < GRADIENT_BF16 ? DT_REAL : DT_BF16;
 }
 
-static inline void run_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    set_gradients(p);
-    ops->embedding_backward(gradient_of(p, "dwte"), gradient_of(p, "dwpe"), x_of(p, "dout"), int_of(p, "tokens"),
-                            p->mode, s->B, s->T, s->maxT, s->C, ex);
-}
-
-static inline void run_token_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->token_embedding_forward(x_of(p, "out"), int_of(p, "tokens"), x_of(p, "wte"), part_first_id(s), s->Vp,
-                                 s->B * s->T, s->C, ex);
-}
-
-static inline void run_position_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->position_embedding_forward(x_of(p, "x"), x_of(p, "wpe"), (int)part_first_row(s), (int)part_rows(s), s->T, s->C,
-                                    ex);
-}
-
-static inline void run_token_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
+// of a backward that always adds
+static inline void set_sums(Problem *p) {
     p->mode = GRAD_ADD;
     p->gradients = p->variant ? DT_BF16 : DT_REAL;
-    ops->token_embedding_backward(gradient_of(p, "dwte"), x_of(p, "dout"), int_of(p, "tokens"), part_first_id(s), s->Vp,
-                                  s->B * s->T, s->C, ex);
 }
 
-static inline void run_position_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    set_gradients(p);
-    ops->position_embedding_backward(gradient_of(p, "dwpe"), x_of(p, "dout"), p->mode, (int)part_first_row(s),
-                                     (int)part_rows(s), s->T, s->maxT, s->C, ex);
-}
+enum { CLASSIFIER_GRADIENT, CLASSIFIER_LOSS, CLASSIFIER_VARIANTS };
 
-static inline void run_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->layernorm_forward(x_of(p, "out"), real_of(p, "mean"), real_of(p, "rstd"), x_of(p, "in"), x_of(p, "weight"),
-                           x_of(p, "bias"), s->B * s->T, s->C, ex);
-}
-
-// mean and rstd are the forward's
-static inline void fill_statistics(Problem *p) {
-    const OpShape *s = &p->shape;
-    floatX *out = (floatX *)xmalloc(shape_elements(s) * sizeof *out), *weight = x_of(p, "weight");
-    cpu_layernorm_forward(out, real_of(p, "mean"), real_of(p, "rstd"), x_of(p, "in"), weight, weight, s->B * s->T, s->C,
-                          NULL);  // weight and bias do not matter
-    free(out);
-}
-
-static inline void run_layernorm_from_statistics(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->layernorm_from_statistics(x_of(p, "out"), x_of(p, "in"), real_of(p, "mean"), real_of(p, "rstd"),
-                                   x_of(p, "weight"), x_of(p, "bias"), s->B * s->T, s->C, ex);
-}
-
-static inline void run_layernorm_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    set_gradients(p);
-    ops->layernorm_backward(x_of(p, "dinp"), gradient_of(p, "dweight"), gradient_of(p, "dbias"), x_of(p, "dout"),
-                            x_of(p, "in"), x_of(p, "weight"), real_of(p, "mean"), real_of(p, "rstd"), p->mode,
-                            s->B * s->T, s->C, ex);
-}
+static inline void set_dloss(Problem *p) { p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0; }
+static inline void set_scale(Problem *p) { p->scale = (real)0.37; }
 
 enum { MATMUL_WITH_BIAS = 1, MATMUL_WITH_RESIDUAL = 2, MATMUL_WITH_BOTH = 3, MATMUL_FORWARD_VARIANTS };
-
-static inline void run_matmul_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    const floatX *bias = p->variant & MATMUL_WITH_BIAS ? x_of(p, "bias") : NULL;
-    const floatX *residual = p->variant & MATMUL_WITH_RESIDUAL ? x_of(p, "residual") : NULL;
-    ops->matmul_forward(x_of(p, "out"), x_of(p, "in"), x_of(p, "weight"), bias, residual, s->B * s->T, s->C, s->OC, ex);
-}
-
-static inline void run_matmul_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->matmul_gelu_forward(x_of(p, "out"), x_of(p, "pre"), x_of(p, "in"), x_of(p, "weight"), x_of(p, "bias"),
-                             s->B * s->T, s->C, s->OC, ex);
-}
-
-typedef struct {
-    GradMode mode;
-    bool gelu, dinp, dweight, dbias;  // arrays that are not NULL; gelu is of gelu_pre and dgelu_bias
-    bool in_place;                    // dinp is in
-    bool rounded;                     // gradients are bf16
-} MatmulBackwardVariant;
-
-static const MatmulBackwardVariant matmul_backward_variants[] = {
-    {GRAD_SET, false, true, true, true, false, false},    // MATMUL_SET
-    {GRAD_ADD, false, true, true, true, false, false},    // MATMUL_ADD
-    {GRAD_SET, true, true, true, true, false, false},     // MATMUL_GELU
-    {GRAD_ADD, true, true, true, true, false, false},     // MATMUL_GELU_ADD
-    {GRAD_SET, false, true, false, false, false, false},  // MATMUL_DINP
-    {GRAD_SET, false, false, true, false, false, false},  // MATMUL_DWEIGHT
-    {GRAD_ADD, false, false, false, true, false, false},  // MATMUL_DBIAS
-    {GRAD_SET, true, true, true, true, true, false},      // MATMUL_IN_PLACE
-    {GRAD_SET, false, true, true, true, false, true},     // MATMUL_BF16
-    {GRAD_ADD, true, true, true, true, true, true},       // MATMUL_BF16_ADD
-    {GRAD_SET, true, true, true, true, false, true},      // MATMUL_BF16_GELU
-    {GRAD_ADD, false, false, false, true, false, true},   // MATMUL_BF16_DBIAS
-};
-enum {
-    MATMUL_SET,
-    MATMUL_ADD,
-    MATMUL_GELU,
-    MATMUL_GELU_ADD,
-    MATMUL_DINP,
-    MATMUL_DWEIGHT,
-    MATMUL_DBIAS,
-    MATMUL_IN_PLACE,
-    MATMUL_BF16,
-    MATMUL_BF16_ADD,
-    MATMUL_BF16_GELU,
-    MATMUL_BF16_DBIAS,
-    MATMUL_BACKWARD_VARIANTS
-};
-
-static inline void run_matmul_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    const MatmulBackwardVariant *v = &matmul_backward_variants[p->variant];
-    p->mode = v->mode;
-    p->gradients = v->rounded ? DT_BF16 : DT_REAL;
-    ops->matmul_backward(
-        v->dinp ? x_of(p, v->in_place ? "in" : "dinp") : NULL, v->dweight ? gradient_of(p, "dweight") : no_gradient,
-        v->dbias ? gradient_of(p, "dbias") : no_gradient, v->gelu ? gradient_of(p, "dgelu_bias") : no_gradient,
-        x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"), v->gelu ? x_of(p, "gelu_pre") : NULL, p->mode, s->B * s->T,
-        s->C, s->OC, ex);
-}
-
-static inline void run_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
-    ops->gelu_forward(x_of(p, "out"), x_of(p, "in"), shape_elements(&p->shape), ex);
-}
 
 // variants, a sum of bits: no bias; out is in, or out is residual, instead of a separate array
 enum { RESIDUAL_WITHOUT_BIAS = 1, RESIDUAL_OVER_IN = 2, RESIDUAL_OVER_RESIDUAL = 4, RESIDUAL_VARIANTS = 6 };
@@ -429,16 +321,32 @@ static inline const char *residual_output(const Problem *p) {
     return p->variant & RESIDUAL_OVER_IN ? "in" : p->variant & RESIDUAL_OVER_RESIDUAL ? "residual" : "out";
 }
 
-static inline void run_residual_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    const floatX *bias = p->variant & RESIDUAL_WITHOUT_BIAS ? NULL : x_of(p, "bias");
-    ops->residual_forward(x_of(p, residual_output(p)), x_of(p, "in"), bias, x_of(p, "residual"), s->B * s->T, s->C, ex);
-}
-
-static inline void run_attention_forward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->attention_forward(x_of(p, "out"), real_of(p, "lse"), x_of(p, "qkv"), s->B, s->T, s->NH, s->HS, ex);
-}
+CALL(embedding_forward, set_nothing, X(out), IDS(tokens), X(wte), X(wpe), s->B, s->T, s->C)
+CALL(token_embedding_forward, set_nothing, X(out), IDS(tokens), X(wte), part_first_id(s), s->Vp, N, s->C)
+CALL(position_embedding_forward, set_nothing, X(x), X(wpe), (int)part_first_row(s), (int)part_rows(s), s->T, s->C)
+CALL(layernorm_forward, set_nothing, X(out), R(mean), R(rstd), X(in), X(weight), X(bias), N, s->C)
+CALL(layernorm_from_statistics, set_nothing, X(out), X(in), R(mean), R(rstd), X(weight), X(bias), N, s->C)
+CALL(matmul_forward, set_nothing, X(out), X(in), X(weight), (p->variant & MATMUL_WITH_BIAS) ? X(bias) : NULL,
+     (p->variant & MATMUL_WITH_RESIDUAL) ? X(residual) : NULL, N, s->C, s->OC)
+CALL(matmul_gelu_forward, set_nothing, X(out), X(pre), X(in), X(weight), X(bias), N, s->C, s->OC)
+CALL(residual_forward, set_nothing, x_of(p, residual_output(p)), X(in),
+     (p->variant & RESIDUAL_WITHOUT_BIAS) ? NULL : X(bias), X(residual), N, s->C)
+CALL(gelu_forward, set_nothing, X(out), X(in), shape_elements(s))
+CALL(attention_forward, set_nothing, X(out), R(lse), X(qkv), s->B, s->T, s->NH, s->HS)
+CALL(classifier, set_dloss, R(losses), X(logits), IDS(targets), p->scale, N, s->V, s->Vp)
+CALL(classifier_statistics, set_nothing, R(statistics), X(logits), IDS(targets), part_first_id(s), N, s->V, s->Vp)
+CALL(classifier_from_statistics, set_dloss, R(losses), X(logits), R(statistics), IDS(targets), p->scale, s->ranks,
+     part_first_id(s), N, s->V, s->Vp)
+CALL(loss_sum, set_scale, R(total), R(losses), p->scale, N)
+CALL(layernorm_backward, set_gradients, X(dinp), G(dweight), G(dbias), X(dout), X(in), X(weight), R(mean), R(rstd),
+     p->mode, N, s->C)
+CALL(attention_backward, set_nothing, X(dqkv), X(dout), X(qkv), X(out), R(lse), s->B, s->T, s->NH, s->HS)
+CALL(embedding_backward, set_gradients, G(dwte), G(dwpe), X(dout), IDS(tokens), p->mode, s->B, s->T, s->maxT, s->C)
+CALL(token_embedding_backward, set_sums, G(dwte), X(dout), IDS(tokens), part_first_id(s), s->Vp, N, s->C)
+CALL(position_embedding_backward, set_gradients, G(dwpe), X(dout), p->mode, (int)part_first_row(s), (int)part_rows(s),
+     s->T, s->maxT, s->C)
+CALL(gradient_accumulate, set_gradients, R(sum), G(x), p->mode, s->n)
+CALL(global_norm_squared, set_gradients, R(out), G(x), p->mode, s->n)
 
 // One sequence. Variants: all positions in one call, one a call, three a call. Each call reads the cache.
 static inline void run_attention_decode(Problem *p, const Ops *ops, Exec *ex) {
@@ -447,99 +355,91 @@ static inline void run_attention_decode(Problem *p, const Ops *ops, Exec *ex) {
     int chunk = p->variant == 0 ? s->T : p->variant == 1 ? 1 : 3;
     for (int pos = 0; pos < s->T; pos += chunk) {
         int n = s->T - pos < chunk ? s->T - pos : chunk;
-        ops->attention_decode(x_of(p, "out") + pos * C, x_of(p, "keys"), x_of(p, "values"),
-                              x_of(p, "qkv") + 3 * pos * C, pos, n, s->NH, s->HS, ex);
+        ops->attention_decode(X(out) + pos * C, X(keys), X(values), X(qkv) + 3 * pos * C, pos, n, s->NH, s->HS, ex);
     }
+}
+
+// Variants of matmul_backward, as bits: the arrays that are not NULL, with dgelu_bias where gelu_pre is; += instead of
+// =; dinp is in; gradients are bf16.
+enum {
+    WITH_DINP = 1,
+    WITH_DWEIGHT = 2,
+    WITH_DBIAS = 4,
+    WITH_GELU = 8,
+    WITH_ADD = 16,
+    WITH_IN_PLACE = 32,
+    WITH_BF16 = 64
+};
+enum { WITH_ALL = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS };
+#define MATMUL_BACKWARD(V)                                                                                             \
+    V(MATMUL_SET, WITH_ALL)                                                                                            \
+    V(MATMUL_ADD, WITH_ALL | WITH_ADD)                                                                                 \
+    V(MATMUL_GELU, WITH_ALL | WITH_GELU)                                                                               \
+    V(MATMUL_GELU_ADD, WITH_ALL | WITH_GELU | WITH_ADD)                                                                \
+    V(MATMUL_DINP, WITH_DINP)                                                                                          \
+    V(MATMUL_DWEIGHT, WITH_DWEIGHT)                                                                                    \
+    V(MATMUL_DBIAS, WITH_DBIAS | WITH_ADD)                                                                             \
+    V(MATMUL_IN_PLACE, WITH_ALL | WITH_GELU | WITH_IN_PLACE)                                                           \
+    V(MATMUL_BF16, WITH_ALL | WITH_BF16)                                                                               \
+    V(MATMUL_BF16_ADD, WITH_ALL | WITH_GELU | WITH_ADD | WITH_IN_PLACE | WITH_BF16)                                    \
+    V(MATMUL_BF16_GELU, WITH_ALL | WITH_GELU | WITH_BF16)                                                              \
+    V(MATMUL_BF16_DBIAS, WITH_DBIAS | WITH_ADD | WITH_BF16)
+#define VARIANT_NAME(name, bits) name,
+#define VARIANT_BITS(name, bits) bits,
+enum { MATMUL_BACKWARD(VARIANT_NAME) MATMUL_BACKWARD_VARIANTS };
+static const int matmul_backward_variants[] = {MATMUL_BACKWARD(VARIANT_BITS)};
+
+static inline void run_matmul_backward(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    int with = matmul_backward_variants[p->variant];
+    p->mode = with & WITH_ADD ? GRAD_ADD : GRAD_SET;
+    p->gradients = with & WITH_BF16 ? DT_BF16 : DT_REAL;
+    floatX *dinp = !(with & WITH_DINP) ? NULL : with & WITH_IN_PLACE ? X(in) : X(dinp);
+    ops->matmul_backward(dinp, with & WITH_DWEIGHT ? G(dweight) : no_gradient,
+                         with & WITH_DBIAS ? G(dbias) : no_gradient, with & WITH_GELU ? G(dgelu_bias) : no_gradient,
+                         X(dout), X(in), X(weight), with & WITH_GELU ? X(gelu_pre) : NULL, p->mode, (int)shape_rows(s),
+                         s->C, s->OC, ex);
+}
+
+// mean and rstd are the forward's
+static inline void fill_statistics(Problem *p) {
+    const OpShape *s = &p->shape;
+    floatX *out = (floatX *)xmalloc(shape_elements(s) * sizeof *out), *weight = X(weight);
+    // weight and bias do not matter
+    cpu_layernorm_forward(out, R(mean), R(rstd), X(in), weight, weight, (int)shape_rows(s), s->C, NULL);
+    free(out);
 }
 
 // out and lse are the forward's
 static inline void fill_softmax(Problem *p) { run_attention_forward(p, &cpu_ops, NULL); }
 
-static inline void run_attention_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->attention_backward(x_of(p, "dqkv"), x_of(p, "dout"), x_of(p, "qkv"), x_of(p, "out"), real_of(p, "lse"), s->B,
-                            s->T, s->NH, s->HS, ex);
-}
-
-enum { CLASSIFIER_GRADIENT, CLASSIFIER_LOSS, CLASSIFIER_VARIANTS };
-
-// every fifth row has no target
-static inline void fill_targets(Problem *p) {
-    for (size_t n = 4; n < shape_rows(&p->shape); n += 5) { int_of(p, "targets")[n] = -1; }
-}
-
-// padding holds values that would spoil any sum
+// Every fifth row has no target. Columns that are padding, of the rank if it has a slice, would spoil any sum.
 static inline void fill_padding(Problem *p) {
     const Array *logits = find_array(p, "logits");
-    fill_targets(p);
     for (size_t n = 0; n < shape_rows(&p->shape); n++) {
-        for (int v = p->shape.V; v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
-    }
-}
-
-static inline void run_classifier(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0;
-    ops->classifier(real_of(p, "losses"), x_of(p, "logits"), int_of(p, "targets"), p->scale, s->B * s->T, s->V, s->Vp,
-                    ex);
-}
-
-// the same for a slice of the columns
-static inline void fill_part_padding(Problem *p) {
-    const Array *logits = find_array(p, "logits");
-    fill_targets(p);
-    for (size_t n = 0; n < shape_rows(&p->shape); n++) {
+        if (n % 5 == 4) { IDS(targets)[n] = -1; }
         for (int v = part_ids(&p->shape); v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
     }
-}
-
-static inline void run_classifier_statistics(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    ops->classifier_statistics(real_of(p, "statistics"), x_of(p, "logits"), int_of(p, "targets"), part_first_id(s),
-                               s->B * s->T, s->V, s->Vp, ex);
 }
 
 // The rank's own statistics are computed from its logits. The other ranks' have plausible values.
 static inline void fill_rank_statistics(Problem *p) {
     const OpShape *s = &p->shape;
     size_t N = shape_rows(s);
-    real *statistics = real_of(p, "statistics");
-    fill_part_padding(p);
+    real *statistics = R(statistics);
+    fill_padding(p);
     for (int r = 0; r < s->ranks; r++) {
         int first = r * s->Vp, columns = classifier_columns(first, s->V, s->Vp);
         for (size_t n = 0; n < N; n++) {
             real *of_row = statistics + 3 * ((size_t)r * N + n), below = (real)fabs((double)of_row[2]);
-            int target = int_of(p, "targets")[n] - first;
+            int target = IDS(targets)[n] - first;
             of_row[0] = columns ? 9 + of_row[0] : CLASSIFIER_LEAST;
             of_row[1] = columns ? 1 + (real)0.01 * (real)columns : 0;
             of_row[2] = target >= 0 && target < columns ? of_row[0] - below : 0;
         }
     }
-    cpu_classifier_statistics(statistics + 3 * (size_t)s->rank * N, x_of(p, "logits"), int_of(p, "targets"),
-                              part_first_id(s), s->B * s->T, s->V, s->Vp, NULL);
-}
-
-static inline void run_classifier_from_statistics(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0;
-    ops->classifier_from_statistics(real_of(p, "losses"), x_of(p, "logits"), real_of(p, "statistics"),
-                                    int_of(p, "targets"), p->scale, s->ranks, part_first_id(s), s->B * s->T, s->V,
-                                    s->Vp, ex);
-}
-
-static inline void run_loss_sum(Problem *p, const Ops *ops, Exec *ex) {
-    p->scale = (real)0.37;
-    ops->loss_sum(real_of(p, "total"), real_of(p, "losses"), p->scale, (int)shape_rows(&p->shape), ex);
-}
-
-static inline void run_gradient_accumulate(Problem *p, const Ops *ops, Exec *ex) {
-    set_gradients(p);
-    ops->gradient_accumulate(real_of(p, "sum"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
-}
-
-static inline void run_global_norm_squared(Problem *p, const Ops *ops, Exec *ex) {
-    set_gradients(p);
-    ops->global_norm_squared(real_of(p, "out"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
+    cpu_classifier_statistics(statistics + 3 * (size_t)s->rank * N, X(logits), IDS(targets), part_first_id(s), (int)N,
+                              s->V, s->Vp, NULL);
 }
 
 // adamw_update's variants: params alone, with a master, or with a remainder; moments real, bf16 or 8-bit codes;
@@ -680,7 +580,7 @@ static const OpCase op_cases[] = {
     ROW(5e-7, 2, attention,       attention_forward,           1, NULL),  // exp of sums of 80
     ROW(5e-7, 1, attention,       attention_decode,            3, NULL),  // exp of sums of 80
     ROW(1e-5, 1, classifier,      classifier,                  CLASSIFIER_VARIANTS, fill_padding),  // sums of 50257
-    ROW(3e-5, 1, part_classifier, classifier_statistics,       1, fill_part_padding),  // sums of 25041
+    ROW(3e-5, 1, part_classifier, classifier_statistics,       1, fill_padding),  // sums of 25041
     ROW(1e-5, 1, part_classifier, classifier_from_statistics,  CLASSIFIER_VARIANTS, fill_rank_statistics),  // the same
     ROW(3e-6, 1, loss,            loss_sum,                    1, NULL),  // a total near 0
     ROW(5e-6, 2, matmul,          matmul_backward,             MATMUL_BACKWARD_VARIANTS, NULL),  // a GELU slope near 0
@@ -695,6 +595,11 @@ static const OpCase op_cases[] = {
 };
 // clang-format on
 #undef ROW
+#undef CALL
+#undef X
+#undef R
+#undef IDS
+#undef G
 enum { NUM_OP_CASES = sizeof op_cases / sizeof op_cases[0] };
 
 static inline const OpCase *op_case(const char *name) {
@@ -732,7 +637,7 @@ static inline void describe_array(Problem *p, const Operand *o) {
     if (i == p->num_arrays) { p->num_arrays++; }
     a->name = name;
     a->dtype = o->dtype;
-    a->role = (ArrayRole)((int)a->role | (o->use & INOUT));
+    a->role |= o->use & INOUT;
     a->n = o->rows * o->cols;
     if (o->use & SOME_ROWS) { a->n = s->Vp ? (size_t)s->Vp * s->C : (size_t)s->T * o->cols; }  // wte, or a KV cache
     bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, of_gelu = strcmp(p->op->name, "gelu_forward") == 0;
