@@ -1711,7 +1711,7 @@ TEST(test_nan_check) {
 
 int main(void) {
     const char *device = getenv("TEST_DEVICE");
-    setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
+    setenv("TRAIN_GPT2_AUTOTUNE_CACHE", temp_path("autotune.txt"), 1);
     setenv("TRAIN_GPT2_SELF_CHECK", "", 1);  // no self-check at the start of each run
     backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true);
     return cmocka_run_group_tests_name("gpt2", test_list()->tests, golden_open, golden_close);

@@ -1399,7 +1399,7 @@ int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // --threads is the number of threads
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
-    if (self_check_is_child(argc, argv)) { return self_check_child(argv); }
+    if (self_check_is_child(argc, argv)) { return self_check_child(argv, &cpu_backend, gpu_backend); }
     Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);

@@ -5,7 +5,7 @@ defines: cpu_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"
-#include "llmc/common/vector_math.h"
+#include "llmc/common/vectors.h"
 
 // ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
 

@@ -1,6 +1,6 @@
 /*
 A backend: operations, device, scratch. The CPU backend and the CUDA backend are in run/backends.h.
-defines: Backend
+defines: Backend, is_gpu
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -22,3 +22,5 @@ typedef struct {
     // FLOPs per second of matmuls that the device cannot exceed, for MFU; 0: unknown. tf32: as for open
     double (*peak_flops)(bool tf32);
 } Backend;
+
+static inline bool is_gpu(const Backend *backend) { return backend->device != &cpu_device; }

@@ -4,7 +4,7 @@ defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statisti
 */
 #pragma once
 #include "llmc/classifier.h"
-#include "llmc/common/vector_math.h"
+#include "llmc/common/vectors.h"
 
 static inline real larger_logit(real a, real b) { return a > b ? a : b; }
 

@@ -4,7 +4,7 @@ defines: gelu_value, gelu_slope, gelu_row, gelu_backward_row, cpu_gelu_forward
 */
 #pragma once
 #include "llmc/gelu.h"
-#include "llmc/common/vector_math.h"
+#include "llmc/common/vectors.h"
 
 static inline real gelu_sigmoid(real x) { return 1 / (1 + fast_exp(-2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))); }
 

@@ -17,9 +17,8 @@ same GEMMs in the same order.
 defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once
-#include "llmc/common/create_file.h"
+#include "llmc/common/cache_file.h"
 #include "llmc/matmul_kernels.cuh"
-#include "llmc/common/autotune_line.h"
 
 // ---- candidates
 
@@ -431,82 +430,39 @@ static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const L
     return best;
 }
 
-// ---- the autotune cache: a text file, one GEMM a line, fields separated by tabs: GPU, cuBLASLt's version, key, fused
-// parts (LT_BIAS .. as a number), the algorithm's bytes in hex, microseconds. Of two lines for the same GEMM the later
-// one counts.
+// ---- the autotune cache
+// Key: GPU, cuBLASLt's version, lt_key_text. Value: fused parts (LT_BIAS .. as a number), the algorithm's bytes in hex,
+// microseconds. Tabs separate them.
 
-// Parses a line in place; entry->name points into it. False if the line is malformed.
-static inline bool autotune_parse(AutotuneEntry *entry, char *line) {
-    unsigned char *algo = (unsigned char *)&entry->algo;
-    if (!autotune_line_parse(line, &entry->fused, algo, sizeof entry->algo, &entry->microseconds)) { return false; }
-    entry->name = line;
-    return true;
+#define AUTOTUNE_CACHE "TRAIN_GPT2_AUTOTUNE_CACHE"  // the environment variable that names another file
+
+enum { AUTOTUNE_KEY = LT_KEY_TEXT + 320, AUTOTUNE_VALUE = 2 * sizeof(cublasLtMatmulAlgo_t) + 64 };  // bytes
+
+static inline bool autotune_parse(const char *value, int *fused, cublasLtMatmulAlgo_t *algo) {
+    int at = 0;
+    return sscanf(value, "%d\t%n", fused, &at) == 1 && at > 0 &&
+           parse_hex(value + at, reinterpret_cast<unsigned char *>(algo), sizeof *algo);
 }
 
-// appends an entry with this name and no algorithm yet
-static inline AutotuneEntry *autotune_add(CudaMatmuls *mm, const char *name) {
-    mm->cache = (AutotuneEntry *)xrealloc(mm->cache, (size_t)(mm->cache_size + 1) * sizeof *mm->cache);
-    AutotuneEntry *entry = &mm->cache[mm->cache_size++];
-    *entry = AutotuneEntry{};
-    entry->name = xstrdup(name);
-    return entry;
-}
-
-static inline AutotuneEntry *autotune_find(const CudaMatmuls *mm, const char *name) {
-    for (int i = 0; i < mm->cache_size; i++) {
-        if (strcmp(mm->cache[i].name, name) == 0) { return &mm->cache[i]; }
-    }
-    return NULL;
-}
-
-// reads the file into mm->cache; warn: reports malformed lines
-static inline void autotune_load(CudaMatmuls *mm, bool warn) {
-    FILE *file = mm->cache_path ? fopen(mm->cache_path, "r") : NULL;
-    if (!file) { return; }  // the first run has none
-    char *line = NULL;
-    size_t room = 0;
-    for (int number = 1; getline(&line, &room, file) > 0; number++) {
-        AutotuneEntry entry;
-        if (autotune_parse(&entry, line)) {
-            AutotuneEntry *known = autotune_find(mm, entry.name);
-            if (!known) { known = autotune_add(mm, entry.name); }
-            entry.name = known->name;
-            *known = entry;
-        } else if (warn) {
-            fprintf(stderr, "train_gpt2: %s:%d is not a line of an autotune cache and is ignored\n", mm->cache_path,
-                    number);
-        }
-    }
-    free(line);
-    fclose(file);
-}
-
-// Appends a line to the file at once: a run that is killed and resumed computes the same bits. One write per line: the
-// lines of several processes do not mix. A failure is reported once and does not stop the run.
-static inline void autotune_save(CudaMatmuls *mm, const AutotuneEntry *entry) {
+// Adds an entry at once: a run that is killed and resumed computes the same bits. A failure is reported once and does
+// not stop the run.
+static inline void autotune_save(CudaMatmuls *mm, const char *key, const LtAlgorithm *alg, float microseconds) {
     if (!mm->cache_path) { return; }
-    FILE *file = open_written(mm->cache_path, O_WRONLY | O_CREAT | O_APPEND, "a");
-    if (file) {
-        fprintf(file, "%s\t%d\t", entry->name, entry->fused);
-        const unsigned char *byte = (const unsigned char *)&entry->algo;
-        for (size_t i = 0; i < sizeof entry->algo; i++) { fprintf(file, "%02x", byte[i]); }
-        fprintf(file, "\t%.2f\n", (double)entry->microseconds);
+    char value[AUTOTUNE_VALUE];
+    int used = snprintf(value, sizeof value, "%d\t", alg->fused);
+    for (size_t i = 0; i < sizeof alg->algo; i++) {
+        used += snprintf(value + used, sizeof value - used, "%02x", reinterpret_cast<const uint8_t *>(&alg->algo)[i]);
     }
-    if (!file || fclose(file) != 0) {
+    snprintf(value + used, sizeof value - used, "\t%.2f", (double)microseconds);
+    int error = cache_add(mm->cache_path, key, value);
+    if (error) {
         fprintf(stderr,
-                "train_gpt2: could not write %s: %s; the next run will time its matmuls again "
-                "(TRAIN_GPT2_PICKS names another file)\n",
-                mm->cache_path, strerror(errno));
+                "train_gpt2: could not write %s: %s; the next run will time its matmuls again (" AUTOTUNE_CACHE
+                " names another file)\n",
+                mm->cache_path, strerror(error));
         free(mm->cache_path);
         mm->cache_path = NULL;
     }
-}
-
-static inline void autotune_free(CudaMatmuls *mm) {
-    for (int i = 0; i < mm->cache_size; i++) { free(mm->cache[i].name); }
-    free(mm->cache);
-    mm->cache = NULL;
-    mm->cache_size = 0;
 }
 
 // ---- the algorithm of a GEMM
@@ -531,27 +487,21 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
         lt_choose_untimed(mm, &alg, p);
         return alg;
     }
-    char text[LT_KEY_TEXT], name[LT_KEY_TEXT + 320];
+    char text[LT_KEY_TEXT], key[AUTOTUNE_KEY], value[AUTOTUNE_VALUE];
+    int fused;
     lt_key_text(text, sizeof text, mm, &alg.key);
-    snprintf(name, sizeof name, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), text);
-    AutotuneEntry *known = autotune_find(mm, name);
-    if (!known) {
-        autotune_load(mm, false);  // another model or process may have added it meanwhile
-        known = autotune_find(mm, name);
+    snprintf(key, sizeof key, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), text);
+    if (mm->cache_path && cache_find(mm->cache_path, key, value, sizeof value) &&
+        autotune_parse(value, &fused, &alg.algo) && lt_algorithm_from(mm, &alg, p, fused, alg.algo)) {
+        return alg;
     }
-    if (known && lt_algorithm_from(mm, &alg, p, known->fused, known->algo)) { return alg; }
     alg.untimed = !timed;
     if (!timed) {
         lt_choose_untimed(mm, &alg, p);
         return alg;
     }
     float microseconds = lt_autotune(mm, &alg, p);
-    if (isinf(microseconds)) { return alg; }
-    if (!known) { known = autotune_add(mm, name); }
-    known->fused = alg.fused;
-    known->algo = alg.algo;
-    known->microseconds = microseconds;
-    autotune_save(mm, known);
+    if (!isinf(microseconds)) { autotune_save(mm, key, &alg, microseconds); }
     return alg;
 }
 
@@ -597,7 +547,7 @@ static inline LtAlgorithm *lt_algorithm(CudaMatmuls *mm, LtMatmul *p, bool timed
 
 // workspace: device memory aligned to 256 bytes; 32 to 64 MiB above LT_SCRATCH_BYTES let cuBLASLt split k.
 // device_name: the GPU's, for the autotune cache. tf32: the fp32 build may round inputs to TF32. cache_path: the
-// autotune cache, NULL for none. The caller keeps stream and workspace. Freed by cuda_matmuls_free.
+// autotune cache, NULL or "" for none. The caller keeps stream and workspace. Freed by cuda_matmuls_free.
 static inline CudaMatmuls *cuda_matmuls_create(cudaStream_t stream, void *workspace, size_t workspace_bytes,
                                                const char *device_name, bool tf32, const char *cache_path) {
     CudaMatmuls *mm = (CudaMatmuls *)xcalloc(1, sizeof *mm);
@@ -613,9 +563,8 @@ static inline CudaMatmuls *cuda_matmuls_create(cudaStream_t stream, void *worksp
     mm->trial_sums = mm->scratch + LT_SUMS_BYTES / sizeof(float);
     mm->device_name = xstrdup(device_name);
     mm->autotune = !autotune || strcmp(autotune, "0") != 0;
-    mm->cache_path = cache_path && mm->autotune ? xstrdup(cache_path) : NULL;
+    mm->cache_path = cache_path && *cache_path && mm->autotune ? xstrdup(cache_path) : NULL;
     LT_CALL(mm, NULL, cublasLtCreate, &mm->handle);
-    autotune_load(mm, true);
     return mm;
 }
 
@@ -630,14 +579,12 @@ static inline void cuda_matmuls_share(CudaMatmuls *mm, bool is_root,
     mm->broadcast_context = context;
     broadcast(&mm->autotune, sizeof mm->autotune, context);
     if (is_root) { return; }
-    autotune_free(mm);  // and no file from now on
     free(mm->cache_path);
     mm->cache_path = NULL;
 }
 
 static inline void cuda_matmuls_free(CudaMatmuls *mm) {
     for (int i = 0; i < mm->num_algorithms; i++) { lt_destroy_descriptors(&mm->algorithms[i]); }
-    autotune_free(mm);
     cublasLtDestroy(mm->handle);
     free(mm->device_name);
     free(mm->cache_path);

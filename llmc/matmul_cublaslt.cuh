@@ -2,7 +2,7 @@
 cuBLASLt for matmul.cuh: the description of one GEMM, in our types and in cuBLASLt's, and the call that runs it.
 cuBLASLt applies the epilogue parts of LtAlgorithm.fused, which may be none. The kernels of matmul_kernels.cuh apply the
 rest, and do the whole GEMM where cuBLASLt cannot (LtAlgorithm.desc is NULL).
-defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, AutotuneEntry, lt_create_descriptors, lt_destroy_descriptors,
+defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, lt_create_descriptors, lt_destroy_descriptors,
          lt_set_pointers, lt_run, lt_sums, lt_check, lt_key_text
 */
 #pragma once
@@ -45,14 +45,6 @@ typedef struct {
     int next_choice;  // the candidate that lt_choose_untimed takes if cuBLASLt refuses this one
 } LtAlgorithm;
 
-// one line of the autotune cache
-typedef struct {
-    char *name;  // "GPU<tab>version<tab>key"
-    int fused;   // as in LtAlgorithm
-    cublasLtMatmulAlgo_t algo;
-    float microseconds;
-} AutotuneEntry;
-
 struct CudaMatmuls {
     cublasLtHandle_t handle;
     cudaStream_t stream;
@@ -61,9 +53,8 @@ struct CudaMatmuls {
     size_t workspace_bytes;
     float *scratch, *trial_sums;     // column sums of a GEMM; column sums of a timed trial
     char *device_name, *cache_path;  // cache_path: the autotune cache, NULL for none
-    AutotuneEntry *cache;
     LtAlgorithm *algorithms;
-    int cache_size, num_algorithms;
+    int num_algorithms;
     // sends rank 0's bytes to all ranks; NULL with one rank
     void (*broadcast)(void *bytes, size_t count, void *context);
     void *broadcast_context;

@@ -161,7 +161,7 @@ ${torch:+PyTorch $torch, }\`scripts/gpu_check.sh $stage\`, $(($(now) - began)) s
     [ -n "${OUT:-}" ] || return 0
     cp "$report_file" "$OUT/"
     tar -czf "$OUT/gpu_check_$stage.tgz" -C $build "log_$stage"
-    [ ! -s "${TRAIN_GPT2_PICKS:-}" ] || cp "$TRAIN_GPT2_PICKS" "$OUT/"
+    [ ! -s "${TRAIN_GPT2_AUTOTUNE_CACHE:-}" ] || cp "$TRAIN_GPT2_AUTOTUNE_CACHE" "$OUT/"
 }
 
 # ---- requirements
@@ -639,8 +639,8 @@ gpu_name=$(gpu name) driver=$(gpu driver_version) memory=$(gpu memory.total)
 [ "$memory" -lt 70000 ] || torch_batch[1558M]=$((memory < 100000 ? 8 : 16))
 torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)
 export TRAIN_GPT2_SELF_CHECK=$build/self_check.txt # the trainer remembers here that this GPU has passed
-export TRAIN_GPT2_PICKS=$build/autotune_$stage.txt # the first step of each model chooses the algorithms
-rm -f "$TRAIN_GPT2_PICKS"
+export TRAIN_GPT2_AUTOTUNE_CACHE=$build/autotune_$stage.txt # the first step of each model chooses the algorithms
+rm -f "$TRAIN_GPT2_AUTOTUNE_CACHE"
 # the closing bracket: bash 5.2 parses a pending trap inside the next $( ), and would lose the signal without one
 on_signal() { trap "$1"$'\n)' TERM INT HUP; }
 on_signal interrupted

@@ -15,7 +15,8 @@ export LC_NUMERIC=C
 export TRAIN_GPT2_SELF_CHECK=  # test_self_check.sh covers the check at the start of a run
 all=$(mktemp -d)  # one folder per program, removed at the end with the files of the tests
 trap 'rm -rf "$all"' EXIT
-export TRAIN_GPT2_PICKS=${TRAIN_GPT2_PICKS-$all/picks}  # the tests write nothing to the user's autotune cache
+# the tests write nothing to the user's autotune cache
+export TRAIN_GPT2_AUTOTUNE_CACHE=${TRAIN_GPT2_AUTOTUNE_CACHE-$all/autotune}
 echo "leak:run_in_child" >"$all/leaks"  # a program that exits on bad input frees nothing
 export LSAN_OPTIONS=print_suppressions=0:suppressions=$all/leaks
 

@@ -706,7 +706,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         snprintf(flags + strlen(flags), sizeof flags - strlen(flags), "%s%s", *flags ? " " : "", argv[i]);
     }
-    setenv("TRAIN_GPT2_PICKS", "", 1);  // no autotune cache
+    setenv("TRAIN_GPT2_AUTOTUNE_CACHE", "", 1);  // no autotune cache
     simt::runtime().dry_run = true;
     Device device = recording_device();
     Backend backend = cuda_backend;

@@ -179,7 +179,7 @@ def inputs():
         "corpus": [b"0" + lines({"text": "one"}, {"text": "two\u0000\ud83d\ude00", "id": 1}), b"10one\r\ntwo\n",
                    b"1\x1f" + b"a line of a longer text \xc3\xa9\n" * 99,
                    b"10one\n<|endoftext|>\ntwo\r\n<|endoftext|>\r\nthree <|endoftext|>\n<|endoftext|>"],
-        "caches": [b"0NVIDIA H100\t120205\tkey 1\t3\t" + b"0a" * 64 + b"\t12.50\n", b"1GPU\t 1 0 2\nGPU\tfailed\n",
+        "caches": [b"0GPU\t" + b"0a" * 64 + b"\t12.50\n", b"1GPU\t 1 0 2\nGPU\tfailed\n",
                    b'2{"CPU":[10.5,7],"another":[1,2]}'],
         "manifest": list(manifests()),
         "state": list(states()),

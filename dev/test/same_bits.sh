@@ -76,7 +76,7 @@ awk 'BEGIN {
 run() {
     local ranks=$1 status=0 threads=2 count command
     command=("${program[$side.$2]}" "${@:3}")
-    [[ $2 != EMULATED* ]] || export TRAIN_GPT2_PICKS=$folder/$side.picks.$2
+    [[ $2 != EMULATED* ]] || export TRAIN_GPT2_{PICKS,AUTOTUNE_CACHE}="$folder/$side.picks.$2"
     if [ "$ranks" -gt 1 ]; then
         threads=1
         command=(mpirun --oversubscribe --bind-to none -np "$ranks" "${command[@]}")

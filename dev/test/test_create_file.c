@@ -4,7 +4,7 @@ How files are created: their modes under a umask of 0, links in their place, fol
 */
 #include "testing.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/backends.h"
+#include "llmc/common/cache_file.h"
 
 static int mode_of(const char *path) {
     struct stat info;
@@ -110,11 +110,39 @@ static void test_cache(void **state) {
     }
 }
 
+// The last whole line of a key counts; anything else in the file is ignored.
+static void test_cache_entries(void **state) {
+    (void)state;
+    const char *path = temp_path("entries");
+    char value[8] = "none";
+    assert_false(cache_find(path, "a GPU\tkey", value, sizeof value));
+    assert_int_equal(cache_add(path, "a GPU\tkey", "1\t2"), 0);
+    assert_int_equal(cache_add(path, "a GPU", "other"), 0);
+    assert_true(cache_find(path, "a GPU\tkey", value, sizeof value));
+    assert_string_equal(value, "1\t2");
+    assert_int_equal(cache_add(path, "a GPU\tkey", "longer than the room"), 0);
+    put(open_written(path, O_WRONLY | O_APPEND, "a"), "\n\t\na GPU\tkey2\t5\na GPU\tkey\na GPU\tkey\tcut short");
+    assert_true(cache_find(path, "a GPU\tkey", value, sizeof value));
+    assert_string_equal(value, "longer ");
+    assert_false(cache_find(path, "GPU", value, sizeof value));
+    assert_int_equal(cache_add(temp_path("no/folder"), "key", "value"), ENOENT);
+    assert_int_equal(cache_add("", "key", "value"), ENOENT);
+}
+
+static void test_hex(void **state) {
+    (void)state;
+    unsigned char bytes[2] = {0, 0};
+    const char *const wrong[] = {"", "0af", "0aff0", "0aFF", "\t0aff", "0a\tff"};
+    assert_true(parse_hex("0aff\t12.5", bytes, 2));
+    assert_int_equal(bytes[0], 10);
+    assert_int_equal(bytes[1], 255);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) { assert_false(parse_hex(wrong[i], bytes, 2)); }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create),
-        cmocka_unit_test(test_remove_folder),
-        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_create),        cmocka_unit_test(test_remove_folder), cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_cache_entries), cmocka_unit_test(test_hex),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
-export TRAIN_GPT2_PICKS=  # -f 2 writes no times to the user's cache
+export TRAIN_GPT2_AUTOTUNE_CACHE=  # -f 2 writes no times to the user's cache
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") builds=$(realpath "${BUILDS:-build/test}")
 folder=$(mktemp -d)

@@ -12,7 +12,7 @@ here=$folder/here out=$folder/out compiler=$(command -v c++)
 mkdir -p "$here/dev" "$folder/bin" "$folder/programs" "$folder/back"
 cp -r scripts README.md train_gpt2.cu llmc "$here"
 export PATH=$folder/bin:$PATH STUBS=$folder PYTHON=$folder/bin/python OUT=$folder/back
-unset NVCC DATA MERGES GPU_CHECK_SECONDS TRAIN_GPT2_PICKS TRAIN_GPT2_SELF_CHECK
+unset NVCC DATA MERGES GPU_CHECK_SECONDS TRAIN_GPT2_AUTOTUNE_CACHE TRAIN_GPT2_SELF_CHECK
 
 # program PATH: writes an executable file from stdin. HANGS, FAILS: patterns of commands that hang, or fail
 program() {

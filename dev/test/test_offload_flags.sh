@@ -7,7 +7,7 @@ set -uo pipefail
 . "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_PICKS=
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_AUTOTUNE_CACHE=
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch" || exit 1

@@ -286,7 +286,7 @@ int main(int argc, char **argv) {
         printf("test_ops: there is no GPU that this program can use (%s)\n", why);
         return 2;
     }
-    setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
+    setenv("TRAIN_GPT2_AUTOTUNE_CACHE", temp_path("autotune.txt"), 1);
     if (argc > 1 + quick) { cmocka_set_test_filter(argv[1 + quick]); }
     std::vector<CMUnitTest> tests = {CMUnitTest{"classifier_held_rows", test_held_rows, NULL, NULL, NULL}};
     std::vector<Row> rows;

@@ -10,7 +10,7 @@ trainer=$(realpath "${TRAINER:-./train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # a second thread would only slow down models this small, above all on a busy machine
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_PICKS=
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_AUTOTUNE_CACHE=
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/work"

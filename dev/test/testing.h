@@ -5,7 +5,7 @@ defines: TEST, run_all_tests, LEN, temp_dir, temp_path, joined, exists, write_by
 new_folder, read_file, limit_files, run_in_child, is_one_line, assert_stops
 */
 #pragma once
-#include "llmc/common/compare.h"
+#include "llmc/common/floatx.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

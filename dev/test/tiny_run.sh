@@ -9,7 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cat llmc/*.h llmc/*/*.h >"$folder/text"
 cd "$folder"
-export TRAIN_GPT2_PICKS=$folder/picks
+export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune
 
 train=("${trainer[@]}" -i text -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-3 -v 5 -m 2 -s 5 -g 8)
 losses() { grep -c '"loss"' "$1/metrics.jsonl"; }

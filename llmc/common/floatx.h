@@ -2,7 +2,7 @@
 The number types, chosen once per build.
 defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, to_floatX_stochastic, bf16_to_float,
          float_to_bf16, bf16_round_stochastic, split_weight, split_remainder, split_join, to_floatX_half_up,
-         remainder_of, joined_real, float_to_bits, bits_to_float, REAL_MATH, HOST_DEVICE
+         remainder_of, joined_real, float_to_bits, bits_to_float, relative_error, REAL_MATH, HOST_DEVICE
   floatX  storage of weights and activations
   real    arithmetic, statistics, parameter gradients and optimizer state
 
@@ -152,3 +152,13 @@ static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) {
     return x;
 }
 #endif
+
+// ||a - b|| / ||b||, in double; ||a - b|| if b is zero. For the self-check and the tests
+static inline double relative_error(const double *a, const double *b, size_t n) {
+    double difference = 0, reference = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        reference += b[i] * b[i];
+    }
+    return reference > 0 ? sqrt(difference / reference) : sqrt(difference);
+}

@@ -232,7 +232,8 @@ static inline size_t mpi_part(const MpiPiece *p, int rank) { return chunk_range(
 static inline void mpi_lay_out(const MpiPiece *p, size_t stride, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     if (stride > (size_t)INT_MAX / (size_t)comm->size) {
-        run_error("a collective of %zu elements is longer than MPI's int: start more ranks", stride);
+        run_error("a collective of %zu elements is longer than MPI's int: divide the tensors with a larger -tp",
+                  stride);
     }
     for (int rank = 0; rank < comm->size; rank++) {
         g->counts[rank] = (int)mpi_part(p, rank);

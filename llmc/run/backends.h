@@ -1,12 +1,12 @@
 /*
 The backends, and the choice between them: CPU, CUDA, and the textbook implementations on the CPU.
-defines: CPU_LEVEL, cpu_backend, reference_backend, is_gpu, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice,
-         DEVICE_CHOICES, DEVICES_BUILT_IN, why_no_gpu, backend_choose, is_on_this_machine, autotune_cache_path,
+defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CUDA), cuda_gpu (in builds with CUDA),
+         DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN, why_no_gpu, backend_choose, is_on_this_machine,
          backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
-#include "llmc/common/create_file.h"
+#include "llmc/common/cache_file.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/gpus.h"
@@ -61,36 +61,6 @@ static inline double cpu_peak_flops(bool tf32) {
 static const Backend cpu_backend = CPU_BACKEND(cpu_ops, cpu_describe);
 static const Backend reference_backend = CPU_BACKEND(reference_ops, reference_describe);
 
-static inline bool is_gpu(const Backend *backend) { return backend->device != &cpu_device; }
-
-// path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's
-// or others can write to it: a cache chooses kernels.
-static inline const char *user_cache_path(char *path, const char *name) {
-    const char *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
-    if (!home || !*home) { return NULL; }
-    format_path(path, "%s", home);
-    for (int i = 0; i < 2; i++) {
-        format_path(path + strlen(path), "%s", parts[i]);
-        mkdir(path, FOLDER_MODE);
-    }
-    format_path(path + strlen(path), "/%s", name);
-    struct stat info;
-    if (stat(path, &info) == 0 && (info.st_uid != geteuid() || (info.st_mode & S_IWOTH))) {
-        fprintf(stderr, "train_gpt2: %s is another user's, or others can write to it, and is not used: remove it\n",
-                path);
-        return NULL;
-    }
-    return path;
-}
-
-// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt, for which path has 2 * PATH_LENGTH
-// bytes; NULL: none
-static inline const char *autotune_cache_path(char *path) {
-    const char *given = getenv("TRAIN_GPT2_PICKS");
-    if (!given) { return user_cache_path(path, "matmul_picks.txt"); }
-    return *given ? given : NULL;
-}
-
 #ifdef HAVE_CUDA
 static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
@@ -126,7 +96,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
-                                            cuda_takes_tf32(tf32), autotune_cache_path(path));
+                                            cuda_takes_tf32(tf32), cache_path(path, AUTOTUNE_CACHE, "autotune.txt"));
     ex->cuda->matmuls->fallback = ex->fallback.level[FALLBACK_MATMUL];
     early_launches_try(ex);
 }
@@ -201,12 +171,13 @@ static const Backend cuda_backend = {
     .capability = cuda_backend_capability,
     .peak_flops = cuda_peak_flops,
 };
-#endif
+static const Backend *const gpu_backend = &cuda_backend;
 
-#ifdef HAVE_CUDA
 static inline void share_bytes(void *bytes, size_t count, void *world) {
     comm_broadcast_host(bytes, count, 0, static_cast<Comm *>(world));
 }
+#else
+static const Backend *const gpu_backend = NULL;
 #endif
 
 // All ranks use rank 0's cuBLASLt algorithms. They run the same matmuls in the same order.

@@ -23,7 +23,6 @@ in the table at the end.
 #include "llmc/cpu_ops.h"
 #include "llmc/op_call.h"
 #include "llmc/common/rng.h"
-#include "llmc/common/compare.h"
 
 // ---- shapes
 
@@ -365,12 +364,12 @@ enum {
     WITH_DINP = 1,
     WITH_DWEIGHT = 2,
     WITH_DBIAS = 4,
+    WITH_ALL = 7,
     WITH_GELU = 8,
     WITH_ADD = 16,
     WITH_IN_PLACE = 32,
     WITH_BF16 = 64
 };
-enum { WITH_ALL = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS };
 #define MATMUL_BACKWARD(V)                                                                                             \
     V(MATMUL_SET, WITH_ALL)                                                                                            \
     V(MATMUL_ADD, WITH_ALL | WITH_ADD)                                                                                 \

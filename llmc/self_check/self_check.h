@@ -14,12 +14,13 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
 #pragma once
-#include "llmc/common/create_file.h"
+#include "llmc/backend.h"
+#include "llmc/common/cache_file.h"
 #include "llmc/common/hash.h"
-#include "llmc/run/backends.h"
 #include "llmc/self_check/cases.h"
 #include "llmc/self_check/child.h"
 #include <inttypes.h>
+#include <omp.h>
 #include <sys/prctl.h>
 
 // An emulated GPU defines its own: it is slow, no driver stands behind it, and its times mean nothing.
@@ -150,7 +151,7 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-// bytes of CheckedOperation.trouble, of the reason for a child's end, and of a child's line; each has room for the next
+// bytes of CheckedOperation.failure, of the reason for a child's end, and of a child's line; each has room for the next
 enum { CHECK_TEXT = 512, CHECK_END = CHECK_TEXT - 16, CHECK_LINE = CHECK_END - 96 };
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
@@ -160,7 +161,7 @@ typedef struct {
     double share;  // error as a share of the tolerance
     int ends;      // children that ended, or were ended, while they checked this kernel
     // how the last wrong kernel failed, such as "is off by 3 times the tolerance"; empty if no kernel was wrong
-    char trouble[CHECK_TEXT];
+    char failure[CHECK_TEXT];
 } CheckedOperation;
 
 typedef struct {
@@ -224,21 +225,18 @@ static inline bool read_levels(const char *text, FallbackKernels *fallback) {
     return true;
 }
 
-// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing
-// to the autotune cache.
-static inline int self_check_child(char **argv) {
-    const Backend *backend = &cpu_backend;
+// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing to
+// the autotune cache. gpu: NULL in a build without CUDA.
+static inline int self_check_child(char **argv, const Backend *cpu, const Backend *gpu) {
+    const Backend *backend = atoi(argv[2]) < 0 ? cpu : gpu;
     FallbackKernels fallback;
-    if (!read_levels(argv[4], &fallback) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
+    if (!backend || !read_levels(argv[4], &fallback) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
     signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
     prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
     omp_set_num_threads(atoi(argv[3]));
 #ifdef HAVE_CUDA
-    if (atoi(argv[2]) >= 0) {
-        CUDA_CHECK(cudaSetDevice(atoi(argv[2])));
-        backend = &cuda_backend;
-    }
+    if (backend == gpu) { CUDA_CHECK(cudaSetDevice(atoi(argv[2]))); }
 #endif
     CheckedDevice d = checked_device_open(backend, fallback);
     double share = 0;
@@ -277,9 +275,9 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
     operation->state = RIGHT;
     if (share <= 1) { return; }
     if (isinf(share)) {
-        snprintf(operation->trouble, CHECK_TEXT, "gives NaN, leaves an output unwritten, or writes an input");
+        snprintf(operation->failure, CHECK_TEXT, "gives NaN, leaves an output unwritten, or writes an input");
     } else {
-        snprintf(operation->trouble, CHECK_TEXT, "is off by %.3g times the tolerance", share);
+        snprintf(operation->failure, CHECK_TEXT, "is off by %.3g times the tolerance", share);
     }
     replace_kernel(result, i, gpu);
 }
@@ -311,7 +309,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     }
     child_end(&child, event, last, why, sizeof why);
     if (current >= 0 && ++result->operations[current].ends == 2) {
-        snprintf(result->operations[current].trouble, CHECK_TEXT, "failed: %s", why);
+        snprintf(result->operations[current].failure, CHECK_TEXT, "failed: %s", why);
         replace_kernel(result, current, gpu);
     }
     if (!started) { snprintf(result->not_started, CHECK_TEXT, "%s", why); }
@@ -329,12 +327,12 @@ static inline SelfCheck self_check(const Backend *backend, bool all) {
     return result;
 }
 
-// the operation whose trouble has replaced this one's kernel; -1 if there is none
-static inline int find_trouble(const SelfCheck *result, int i) {
+// Index of the failed operation that forced this kernel's fallback, or -1.
+static inline int find_failure(const SelfCheck *result, int i) {
     const ReplaceableKernel *r = find_replaceable(op_cases[i].name);
-    if (*result->operations[i].trouble) { return i; }
+    if (*result->operations[i].failure) { return i; }
     for (int k = 0; r && k < NUM_OP_CASES; k++) {
-        if (find_replaceable(op_cases[k].name) == r && *result->operations[k].trouble) { return k; }
+        if (find_replaceable(op_cases[k].name) == r && *result->operations[k].failure) { return k; }
     }
     return -1;
 }
@@ -352,9 +350,19 @@ static inline void print_slower_kernels(FILE *out, FallbackKernels fallback) {
     }
 }
 
-// ---- rates, for --self-check
+// ---- the report of --self-check
 
-enum { RATE_RUNS = TIMES_ARE_REAL ? 10 : 1, RATE_SIDE = TIMES_ARE_REAL ? 1024 : 64 };  // of a square matmul
+enum { RATE_RUNS = TIMES_ARE_REAL ? 10 : 1 };
+
+// GPT-2 124M's shape: on a GPU 16 sequences of 1024 tokens, more than caches hold; on a CPU 4 of 64. The logits have a
+// quarter of the rows, flat arrays at most 32 M elements.
+static inline OpShape shape_for_rates(const OpCase *op, bool gpu) {
+    if (!TIMES_ARE_REAL) { return *op_shape(op, 0); }
+    OpShape s = op_shape_gpt2(op, gpu ? 16 : 4, gpu ? 1024 : 64);
+    if (s.V > 0 && s.C == 0) { s.T /= 4; }
+    if (s.n > (32 << 20)) { s.n = 32 << 20; }
+    return s;
+}
 
 // seconds of a run: the shortest of RATE_RUNS after the first
 static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
@@ -372,111 +380,31 @@ static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
     return best;
 }
 
-// GPT-2 124M's shape: on a GPU 16 sequences of 1024 tokens, more than caches hold; on a CPU 4 of 64. The logits have a
-// quarter of the rows, flat arrays at most 32 M elements.
-static inline OpShape shape_for_rates(const OpCase *op, bool gpu) {
-    if (!TIMES_ARE_REAL) { return *op_shape(op, 0); }
-    OpShape s = op_shape_gpt2(op, gpu ? 16 : 4, gpu ? 1024 : 64);
-    if (s.V > 0 && s.C == 0) { s.T /= 4; }
-    if (s.n > (32 << 20)) { s.n = 32 << 20; }
-    return s;
-}
-
-// seconds of the operation at a shape; *bytes and *flops of a run
-static inline double time_operation(const OpCase *op, const OpShape *s, CheckedDevice *d, double *bytes,
-                                    double *flops) {
-    Problem p = problem_make(op, s, 0), on_device = problem_on_device(&p, d->backend->device);
-    *bytes = problem_bytes(&p);
-    *flops = p.call.flops;
-    double seconds = seconds_of_run(&on_device, d);
-    for (int i = 0; i < p.num_arrays; i++) { d->backend->device->release(on_device.array[i].data); }
-    problem_free(&p);
-    return seconds;
-}
-
-// seconds of copying `bytes` on the device: the shortest of RATE_RUNS
-static inline double seconds_of_copy(CheckedDevice *d, size_t bytes) {
-    const Device *device = d->backend->device;
-    char *memory = (char *)device->allocate(2 * bytes);
-    double best = INFINITY;
-    for (int i = 0; i < RATE_RUNS; i++) {
-        double begin = now_seconds();
-        device->enqueue_copy(memory + bytes, memory, bytes, &d->exec);
-        device->event_record(0, &d->exec);
-        device->event_synchronize(0, &d->exec);
-        best = fmin(best, now_seconds() - begin);
-    }
-    device->release(memory);
-    return best;
-}
-
-// The rates of a large copy, in bytes read and written per second, and of a large square matmul, in FLOPs per second.
-// flops is infinite if the fastest matmul is wrong.
-typedef struct {
-    double bytes, flops;
-} DeviceRates;
-
-static inline DeviceRates device_rates(CheckedDevice *d, bool matmul) {
-    bool gpu = TIMES_ARE_REAL && is_gpu(d->backend);
-    size_t copied = gpu ? (size_t)512 << 20 : (size_t)64 << 20;
-    OpShape square = op_case("matmul_forward")->shapes->gpt2;
-    square.B = 1;
-    square.T = square.C = square.OC = gpu ? 8192 : RATE_SIDE;
-    double bytes, flops = INFINITY, seconds = 1;
-    if (matmul) { seconds = time_operation(op_case("matmul_forward"), &square, d, &bytes, &flops); }
-    DeviceRates rates = {2 * (double)copied / seconds_of_copy(d, copied), flops / seconds};
-    return rates;
-}
-
-static inline int num_gemms(const CheckedDevice *d) {
-#ifdef HAVE_CUDA
-    if (d->exec.cuda) { return d->exec.cuda->matmuls->num_algorithms; }
-#endif
-    (void)d;
-    return 0;
-}
-
-// the kernel of an operation that has run. first: the number of the GEMMs known before. Of a matmul's GEMMs on a GPU,
-// our own one counts most, then one with a fused epilogue.
-static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice *d, int first) {
-    const ReplaceableKernel *r = find_replaceable(op->name);
-    int level = r ? d->exec.fallback.level[r->fallback] : 0;
-    bool gpu = is_gpu(d->backend), matmul = r && r->fallback == FALLBACK_MATMUL;
-    if (!matmul || !gpu) { return kernel_at_level(op->name, level, gpu); }
-    const char *kernel = kernel_at_level(op->name, level, true);
-#ifdef HAVE_CUDA
-    for (int i = first; i < num_gemms(d); i++) {
-        const LtAlgorithm *algorithm = &d->exec.cuda->matmuls->algorithms[i];
-        if (!algorithm->desc) { return "plain GEMM"; }
-        if (algorithm->fused) { kernel = "cuBLASLt, fused"; }
-    }
-#endif
-    (void)first;
-    return kernel;
-}
-
 // A line of the report. The name comes first: it stays the last word if the operation ends the program.
-static inline void print_operation(int i, const SelfCheck *result, CheckedDevice *d, const DeviceRates *rates) {
+static inline void print_operation(int i, const SelfCheck *result, CheckedDevice *d) {
     const OpCase *op = &op_cases[i];
     const CheckedOperation *checked = &result->operations[i];
+    bool gpu = is_gpu(d->backend);
     printf("%-28s ", op->name);
     fflush(stdout);
     if (checked->state == FAILED) {
-        printf("%s, and has no other kernel\n", checked->trouble);
+        printf("%s, and has no other kernel\n", checked->failure);
         return;
     }
-    OpShape shape = shape_for_rates(op, is_gpu(d->backend));
-    int gemms = num_gemms(d);
-    double bytes, flops, seconds = time_operation(op, &shape, d, &bytes, &flops);
-    bool by_flops = flops / rates->flops > bytes / rates->bytes;
-    double share = by_flops ? flops / rates->flops / seconds : bytes / rates->bytes / seconds;
-    printf("%-18s %5.2f %9.3f %8.0f %-7s %4.0f %%\n", kernel_that_ran(op, d, gemms), checked->share, 1e3 * seconds,
-           (by_flops ? flops : bytes) / seconds / 1e9, by_flops ? "GFLOP/s" : "GB/s", 100 * share);
-    int trouble = find_trouble(result, i);
-    if (trouble == i) {
-        printf("%-28s a faster kernel %s\n", "", checked->trouble);
-    } else if (trouble >= 0) {
-        printf("%-28s a faster kernel fails in %s\n", "", op_cases[trouble].name);
+    OpShape shape = shape_for_rates(op, gpu);
+    Problem p = problem_make(op, &shape, 0), on_device = problem_on_device(&p, d->backend->device);
+    double seconds = seconds_of_run(&on_device, d), flops = p.call.flops;
+    for (int k = 0; k < p.num_arrays; k++) { d->backend->device->release(on_device.array[k].data); }
+    problem_free(&p);
+    const ReplaceableKernel *r = find_replaceable(op->name);
+    printf("%-18s %5.2f %9.3f %8.0f %s\n", kernel_at_level(op->name, r ? result->fallback.level[r->fallback] : 0, gpu),
+           checked->share, 1e3 * seconds, (flops > 0 ? flops : problem_bytes(&p)) / seconds / 1e9,
+           flops > 0 ? "GFLOP/s" : "GB/s");
+    int failed = find_failure(result, i);
+    if (failed == i) {
+        printf("%-28s a faster kernel %s\n", "", checked->failure);
+    } else if (failed >= 0) {
+        printf("%-28s a faster kernel fails in %s\n", "", op_cases[failed].name);
     }
 }
 
@@ -518,49 +446,32 @@ static inline void checked_machine(char *text, size_t room, const Backend *backe
     snprintf(text + used, room - used, ", program %016" PRIx64, hash_whole_file(0, "/proc/self/exe"));
 }
 
-// $TRAIN_GPT2_SELF_CHECK, else ~/.cache/train_gpt2/self_check.txt; NULL: no check at the start
-static inline const char *self_check_path(char *path) {
-    const char *given = getenv("TRAIN_GPT2_SELF_CHECK");
-    if (given) { return *given ? given : NULL; }
-    return user_cache_path(path, "self_check.txt") ? path : "";
-}
-
-// A line: machine, tab, then the levels of FallbackKernels, or "failed". The last line of the machine counts. False if
-// there is none, or if it says "failed".
+// Reads the machine's entry: the levels of FallbackKernels, or "failed". False if there is none, or if it says "failed".
 static inline bool self_check_recall(const char *path, const char *machine, FallbackKernels *fallback) {
-    FILE *file = fopen(path, "r");
-    char line[2 * CHECKED_MACHINE];
-    bool found = false;
-    size_t length = strlen(machine);
-    while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, machine, length) == 0 && line[length] == '\t') {
-            found = read_levels(line + length, fallback);
-        }
-    }
-    if (file) { fclose(file); }
-    return found;
+    char levels[16 * NUM_FALLBACKS];
+    return cache_find(path, machine, levels, sizeof levels) && read_levels(levels, fallback);
 }
 
-// Appends a line. problem = "", or the sentence if the file cannot be written.
+// Adds the machine's entry. problem = "", or the sentence if the file cannot be written.
 static inline void self_check_remember(const char *path, const char *machine, const SelfCheck *result, char *problem,
                                        size_t room) {
     char levels[16 * NUM_FALLBACKS];
     print_levels(levels, sizeof levels, result->fallback);
     problem[0] = 0;
-    FILE *file = open_written(path, O_WRONLY | O_CREAT | O_APPEND, "a");
-    if (file) { fprintf(file, "%s\t%s\n", machine, find_checked(result, FAILED) < 0 ? levels : "failed"); }
-    if (!file || fclose(file) != 0) {
+    int error = cache_add(path, machine, find_checked(result, FAILED) < 0 ? levels : "failed");
+    if (error) {
         snprintf(problem, room,
                  "could not write %s: %s; the self-check runs at every start (TRAIN_GPT2_SELF_CHECK names another "
                  "file)",
-                 *path ? path : "self_check.txt",
-                 !*path            ? "there is no cache in HOME"
-                 : errno == ENOENT ? "its folder cannot be created"
-                                   : strerror(errno));
+                 *path ? path : "self_check.txt", *path ? strerror(error) : "there is no cache in HOME");
     }
 }
 
 // ---- --self-check, and the check at the start of a run
+
+static inline const char *self_check_path(char *path) {
+    return cache_path(path, "TRAIN_GPT2_SELF_CHECK", "self_check.txt");
+}
 
 // ends the program: not all operations could be checked
 static inline void self_check_stopped(const SelfCheck *result) {
@@ -578,28 +489,19 @@ static inline int self_check_print(const Backend *backend) {
     SelfCheck result = self_check(backend, true);
     if (*result.not_started) { self_check_stopped(&result); }
     CheckedDevice d = checked_device_open(backend, result.fallback);
-    bool fastest = result.fallback.level[FALLBACK_MATMUL] == 0;
-    DeviceRates rates =
-        device_rates(&d, fastest && result.operations[op_case("matmul_forward") - op_cases].state == RIGHT);
-    printf("a large copy moves %.0f GB/s", rates.bytes / 1e9);
-    if (!isinf(rates.flops)) { printf(", a large matmul computes %.0f GFLOP/s", rates.flops / 1e9); }
-    printf("\n\n%-28s %-18s %5s %9s %16s %6s\n", "operation", "kernel", "error", "ms", "rate", "share");
-    int checked = 0, failed = 0;
+    printf("\n%-28s %-18s %5s %9s %16s\n", "operation", "kernel", "error", "ms", "rate");
+    int failed = 0;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        print_operation(i, &result, &d, &rates);
-        checked++;
+        print_operation(i, &result, &d);
         failed += result.operations[i].state == FAILED;
     }
     checked_device_close(&d);
-    printf(
-        "\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n"
-        "share: of the rate of the large copy, or of the large matmul where that is the limit; more than 100 %% with\n"
-        "       arrays that fit in a cache, and on a CPU, where a copy also reads what it overwrites\n");
+    printf("\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n");
     if (is_gpu(backend)) { print_slower_kernels(stdout, result.fallback); }
     if (path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
-    if (failed == 0) { printf("%d operations agree with the textbook\n", checked); }
-    if (failed > 0) { printf("operations without a right kernel on this device: %d of %d\n", failed, checked); }
+    if (failed == 0) { printf("%d operations agree with the textbook\n", NUM_OP_CASES); }
+    if (failed > 0) { printf("operations without a right kernel on this device: %d of %d\n", failed, NUM_OP_CASES); }
     return failed > 0 ? EXIT_RUN_FAILED : 0;
 }
 
@@ -617,11 +519,11 @@ static inline FallbackKernels self_check_of_rank(const Backend *backend, const c
     if (failed >= 0) {
         run_error("%s %s, and there is no other kernel (%s); --self-check shows all operations, and "
                   "TRAIN_GPT2_SELF_CHECK= trains without the check",
-                  op_cases[failed].name, result.operations[failed].trouble, machine);
+                  op_cases[failed].name, result.operations[failed].failure, machine);
     }
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        const char *trouble = result.operations[i].trouble;
-        if (*trouble) { fprintf(out, "the fast kernel of %s %s\n", op_cases[i].name, trouble); }
+        const char *failure = result.operations[i].failure;
+        if (*failure) { fprintf(out, "the fast kernel of %s %s\n", op_cases[i].name, failure); }
     }
     // after a failure that leaves the GPU unusable no child starts
     if (result.begun && *result.not_started) { self_check_stopped(&result); }

@@ -1,0 +1,67 @@
+/*
+A cache: a text file with a line for each entry, the key, a tab and the value. The last line of a key counts. Lines of
+another version or a damaged file are never found, or have a value that the reader refuses.
+defines: user_cache_path, cache_path, cache_find, cache_add, parse_hex
+*/
+#pragma once
+#include "llmc/common/create_file.h"
+
+// path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's
+// or others can write to it: a cache chooses kernels.
+static inline const char *user_cache_path(char *path, const char *name) {
+    const char *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
+    if (!home || !*home) { return NULL; }
+    format_path(path, "%s", home);
+    for (int i = 0; i < 2; i++) {
+        format_path(path + strlen(path), "%s", parts[i]);
+        mkdir(path, FOLDER_MODE);
+    }
+    format_path(path + strlen(path), "/%s", name);
+    struct stat info;
+    if (stat(path, &info) == 0 && (info.st_uid != geteuid() || (info.st_mode & S_IWOTH))) {
+        fprintf(stderr, "train_gpt2: %s is another user's, or others can write to it, and is not used: remove it\n",
+                path);
+        return NULL;
+    }
+    return path;
+}
+
+// The environment variable's value, else user_cache_path, for which path has 2 * PATH_LENGTH bytes. NULL if the
+// variable is empty; "" if there is no cache in HOME.
+static inline const char *cache_path(char *path, const char *variable, const char *name) {
+    const char *given = getenv(variable);
+    if (given) { return *given ? given : NULL; }
+    return user_cache_path(path, name) ? path : "";
+}
+
+// False without an entry, with value unchanged. A last line without its newline was cut short and does not count.
+static inline bool cache_find(const char *path, const char *key, char *value, size_t room) {
+    FILE *file = fopen(path, "r");
+    char *line = NULL;
+    size_t size = 0, length = strlen(key);
+    bool found = false;
+    while (file && getline(&line, &size, file) > 0) {
+        size_t end = strcspn(line, "\n");
+        if (strncmp(line, key, length) != 0 || line[length] != '\t' || line[end] != '\n') { continue; }
+        snprintf(value, room, "%.*s", (int)(end - length - 1), line + length + 1);
+        found = true;
+    }
+    free(line);
+    if (file) { fclose(file); }
+    return found;
+}
+
+// Appends a line in one write: lines of several processes do not mix. Returns 0 or errno.
+static inline int cache_add(const char *path, const char *key, const char *value) {
+    FILE *file = open_written(path, O_WRONLY | O_CREAT | O_APPEND, "a");
+    if (!file) { return errno; }
+    fprintf(file, "%s\t%s\n", key, value);
+    return fclose(file) == 0 ? 0 : errno;
+}
+
+// Reads 2 * n hex digits, which end before another character. False if there are not as many.
+static inline bool parse_hex(const char *text, unsigned char *bytes, size_t n) {
+    if (strspn(text, "0123456789abcdef") != 2 * n) { return false; }
+    for (size_t i = 0; i < n; i++) { sscanf(text + 2 * i, "%2hhx", &bytes[i]); }
+    return true;
+}
