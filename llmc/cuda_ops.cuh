@@ -21,4 +21,4 @@ static const Ops cuda_ops = {OPS(CUDA_OP)};
 
 enum {
     CUDA_MATMUL_WORKSPACE = 64 << 20
-};  // bytes, at least: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh
+};  // minimum of bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh

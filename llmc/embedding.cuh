@@ -277,7 +277,7 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
 
 static constexpr int EMBEDDING_CHUNK = 32;  // sorted pairs that a block walks
 
-// whether pairs i - 1 and i have the same token
+// true if pairs i - 1 and i have the same token
 static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pairs, int i, int N) {
     return i > 0 && i < N && pairs[i - 1].x == pairs[i].x;
 }

@@ -128,7 +128,7 @@ ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
 }
 #endif
 
-// whether neighbouring rows are contiguous reals, and the last pair of `depth` units does not reach beyond K
+// True if neighbouring rows are contiguous reals, and the last pair of `depth` units does not reach beyond K
 ALWAYS_INLINE bool rows_are_vectors(Matrix operand, int depth, size_t K, bool pairs) {
     return operand.row == 1 && operand.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
 }

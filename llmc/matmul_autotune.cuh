@@ -101,9 +101,9 @@ enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, GELU's input and 
 enum { LT_DOTS = 1024 };  // plain dot products. At k = 65536 they read 4 GB, 32 bytes for an element of an operand
 
 // The relative L2 difference that two right algorithms may have; lt_difference has the rule for a single element. bf16
-// results differ by up to three roundings (unfused
-// product, pre-activation, GELU), in all sqrt(3) 2^-8 = 0.007. TF32 products differ by roundings of 2^-10. Sums of 10^5
-// products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24 = 7e-4 if tensor cores truncate them.
+// results differ by up to three roundings (unfused product, pre-activation, GELU), together sqrt(3) 2^-8 = 0.007. TF32
+// products differ by roundings of 2^-10. Sums of 10^5 products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24
+// = 7e-4 if tensor cores truncate them.
 // Plain dot products are nearer to exact sums than any algorithm: no TF32, no rounding to bf16, k / 32 products a lane.
 // The same bounds hold for them. A GEMM without the last t of k products is off by sqrt(t / k): 0.022 for 32 of 65,568.
 static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
@@ -246,7 +246,7 @@ static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, 
     return true;
 }
 
-// whether the algorithm's results agree with t->wanted; if not, says so
+// True if the algorithm's results agree with t->wanted; if not, prints a note.
 static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                              const cublasLtMatmulAlgo_t *algo) {
     if (!lt_run_afresh(mm, alg, t, algo, t->got)) { return false; }

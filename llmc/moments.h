@@ -15,7 +15,7 @@ Rounding    Stochastic: random bits are added below the last kept bit. 16 random
 Error       One distance of codes, since either neighbour may result:
                 m     relative 2^-3;   below 1/30720 of the block's largest: 2^-3 / 30720 = 4.1e-6 of the largest
                 root  relative 2^-4;   below 1/31744 of the block's largest: 2^-4 / 31744 = 2.0e-6 of the largest
-            A v that is not 0 never has code 0: v = 0 beside m != 0 would make the largest step that epsilon allows.
+            A v that is not 0 never has code 0: v = 0 with m != 0 would make the largest step that epsilon allows.
 Extremes    A block of zeros has scale 0. Other scales are at least 2^-126, so that their inverse is finite: below a
             largest m of 3.6e-34 the absolute error no longer shrinks. Infinite moments, which no finite norm makes, are
             stored as the largest number, 3.4e38, and the others of the block become nearly 0.

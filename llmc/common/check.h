@@ -105,7 +105,7 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
     }
 }
 
-// whether the last characters of a path or name are `ending`
+// true if a path or name ends with `ending`
 static inline bool has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), last = strlen(ending);
     return length >= last && strcmp(name + length - last, ending) == 0;

@@ -117,7 +117,7 @@ template <class T> static __device__ __forceinline__ uint4 words_of_pack(Pack<T>
     return make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
-// whether packs can be loaded and stored at all of these addresses; NULL counts as aligned
+// true if packs can be loaded and stored at all the addresses; NULL counts as aligned
 template <class... T> static inline bool aligned_to_pack(const T *...address) {
     return ((reinterpret_cast<uintptr_t>(address) | ...) % sizeof(Pack<float>)) == 0;
 }

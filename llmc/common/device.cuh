@@ -84,7 +84,7 @@ static inline void cuda_pci_bus_id(char id[PCI_BUS_ID_LENGTH]) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, PCI_BUS_ID_LENGTH, cuda_current_device()));
 }
 
-// partials: device memory for partials_of, at least the maximum over all operations
+// partials: device memory for partials_of, the maximum over all operations or more
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
@@ -121,7 +121,7 @@ static inline void cuda_exec_close(Exec *ex) {
 
 // ---- memory
 
-// free memory beside the plan: for modules loaded later, cuBLASLt's handle, CUDA graphs, autotuning's copy of an output
+// free memory outside the plan: modules loaded later, cuBLASLt's handle, CUDA graphs, autotuning's copy of an output
 static const size_t CUDA_RESERVE = (size_t)512 << 20;
 
 static inline size_t cuda_free_bytes(void) {
@@ -222,7 +222,7 @@ static inline void cuda_enqueue_copy(void *to, const void *from, size_t bytes, E
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(ex)));
 }
 
-// ---- copies beside the work
+// ---- copies that overlap the work
 
 static inline CopyWork cuda_copy_begin(int stream, void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                        Exec *ex) {

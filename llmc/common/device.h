@@ -7,8 +7,8 @@ defines: Exec, NO_LAYER, FallbackKernels, Device, DeviceEvent, DeviceGraph, Copy
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
-Copies between host and device also run beside the work, in copy streams. Such a copy begins and returns a CopyWork. It
-runs after all work enqueued so far, and after all earlier copies of its stream. It runs beside work enqueued later,
+Copies between host and device can also overlap the work, in copy streams. Such a copy begins and returns a CopyWork. It
+runs after all work enqueued so far, and after all earlier copies of its stream. It may overlap work enqueued later,
 which must not write to its source or touch its destination before copy_wait. A CUDA graph must wait for every copy that
 it begins, and for no copy begun outside of it.
 */
@@ -55,7 +55,7 @@ typedef uint64_t CopyWork;  // a copy that may still run; 0: none, or done
 
 // Copy streams of --offload: one of parameters, two of gradients (one a buffer), one of inputs of blocks, two of pieces
 // of an update (one a slot).
-// An upload to one buffer or slot runs beside the download of another.
+// An upload to one buffer or slot overlaps the download of another.
 enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
 
 typedef struct {
@@ -82,7 +82,7 @@ typedef struct {
     void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: from allocate_host
     void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);  // ends: the device or allocate_host
 
-    // ---- copies beside the work; host: from allocate_host
+    // ---- copies that overlap the work; host: from allocate_host
     CopyWork (*upload_begin)(int stream, void *device, const void *host, size_t bytes, Exec *ex);
     CopyWork (*download_begin)(int stream, void *host, const void *device, size_t bytes, Exec *ex);
     void (*copy_wait)(CopyWork copy, Exec *ex);  // work enqueued from now on runs after the copy

@@ -21,7 +21,7 @@ Types     DT_F32 and DT_BF16; all_gather and broadcast also take DT_U8, any byte
 Sums      MPI adds ((x0 + x1) + x2) + ... in fp32, in the order of ranks, and rounds to bf16 once: the same bits on
           every rank and in every run. NCCL adds in its own order, with the same bits on every rank.
 Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex so far, so it may read the
-and wait  results of that work and overwrite its inputs. It runs beside work enqueued later, which must not touch its
+and wait  results of that work and overwrite its inputs. It overlaps work enqueued later, which must not touch its
           buffers before comm_wait(work, comm, ex). Work enqueued after comm_wait runs after the collective.
           comm_after_copy orders a collective after a copy between host and device (common/device.h).
           Collectives of one group run in order, so waiting for one also waits for all before it.

@@ -7,7 +7,7 @@ defines: comm_mpi_open, comm_mpi_for_device, mpi_started, mpi_answer_pings, mpi_
   broadcast        MPI_Ibcast
 A piece is at most COMM_PIECE_BYTES, so the buffers do not grow with a call.
 
-Waiting   No call blocks inside MPI. MPI_Test is polled beside a clock, at first yielding the core, later sleeping,
+Waiting   No call blocks inside MPI. MPI_Test is polled with a clock, at first yielding the core, later sleeping,
           because there may be more ranks than cores. Start mpirun with `--bind-to none`, or all threads of a rank run
           on one core.
 Timeout   A rank that waits for COMM_TIMEOUT pings all others. Ranks that wait too answer, so the error names only ranks
@@ -55,11 +55,6 @@ static inline void mpi_check(int error, const char *call) {
 }
 #define CHECK_MPI(call) mpi_check((call), #call)
 
-static inline void sleep_seconds(double seconds) {
-    struct timespec time = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    nanosleep(&time, NULL);
-}
-
 // ---- pings
 
 // receives a pending empty message with this tag; returns the sender, or -1 if there is none
@@ -85,7 +80,7 @@ static inline void mpi_answer_pings(const MpiJob *job) {
 
 // sleeps and answers pings
 static inline void mpi_sleep(const MpiJob *job, double seconds) {
-    for (double end = now_seconds() + seconds; now_seconds() < end; sleep_seconds(1e-3)) { mpi_answer_pings(job); }
+    for (double end = now_seconds() + seconds; now_seconds() < end; usleep(1000)) { mpi_answer_pings(job); }
 }
 
 // Pings every other rank and fills answered[rank].
@@ -168,7 +163,7 @@ static inline void mpi_wait(MPI_Request *request, const char *call, Comm *comm) 
             sched_yield();  // to a rank that shares the core
         } else {
             mpi_answer_pings(comm->mpi->job);
-            sleep_seconds(1e-4);
+            usleep(100);
         }
     }
 }

@@ -1,5 +1,5 @@
 /*
-The communicator between GPUs: NCCL on a stream of its own beside the compute stream.
+The communicator between GPUs: NCCL on a stream of its own.
 defines: comm_nccl_open, nccl_set_launch_order, nccl_unique_id, nccl_version
 Each collective enqueues three things, and the host does not wait:
   an event in the compute stream, for which NCCL's stream waits: earlier work has written the inputs and read the output
@@ -15,9 +15,9 @@ ncclCommSplit's, NCCL starts a collective of one group only when the last one of
 all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
 own calls may also block on other ranks, so a watchdog thread watches each of them (comm_watch.h). NCCL's non-blocking
-mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI beside NCCL (`host`)
-the error names the silent rank. Without MPI each rank prints its own sentence, and the launcher ends the rest
-(srun --kill-on-bad-exit).
+mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) the
+error names the silent rank. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
+--kill-on-bad-exit).
 comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
 for AdamW, because NCCL also keeps the launch order between communicators.
 */

@@ -3,7 +3,7 @@ A watchdog thread that runs a check while the main thread is inside a library ca
 never return if another rank has ended.
 defines: Watch, watch_open, watch_close, watch_enter, watch_leave
 Between watch_enter and watch_leave the thread calls `check` every WATCH_SECONDS, with the seconds since watch_enter.
-`check` returns, or stops the program. watch_leave waits for a running `check`, so `check` never runs beside the main
+`check` returns, or stops the program. watch_leave waits for a running `check`, so `check` never overlaps the main
 thread's own code. `check` may therefore use libraries for one thread at a time, such as MPI with MPI_THREAD_SERIALIZED.
 */
 #pragma once

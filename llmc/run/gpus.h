@@ -47,15 +47,13 @@ typedef struct {
 
 // FLOPs of a multiprocessor in a cycle: tensor cores as in GpuModel.matmul_flops, of which a GeForce does half from
 // sm_75 to sm_89 and on sm_120; CUDA cores in fp32
-typedef struct {
+static const struct {
     int capability;
     double matmul, fp32;
-} GpuCycle;
+} gpu_cycles[] = {{75, 1024, 128}, {80, 2048, 128},  {86, 1024, 256},  {89, 1024, 256},
+                  {90, 4096, 256}, {100, 8192, 256}, {103, 8192, 256}, {120, 1024, 256}};
 
-static const GpuCycle gpu_cycles[] = {{75, 1024, 128}, {80, 2048, 128},  {86, 1024, 256},  {89, 1024, 256},
-                                      {90, 4096, 256}, {100, 8192, 256}, {103, 8192, 256}, {120, 1024, 256}};
-
-// whether the words are the last ones of the name
+// True if the name ends with these words.
 static inline bool gpu_is(const char *name, const char *words) {
     size_t length = strlen(name), last = strlen(words);
     return length >= last && strcmp(name + length - last, words) == 0 &&

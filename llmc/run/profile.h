@@ -33,17 +33,15 @@ typedef struct {
     char tensor[64];  // "h.3.mlp.c_fc.weight": the weight that the operation reads, or ""
 } ProfiledCall;
 
-typedef struct {
-    Comm *comm;
-    const CommBackend *inner;
-    CommBackend wrapped;
-} ProfiledComm;
-
 typedef struct Profile {
     // the wrapped tables
     OpHooks hooks;
     const Device *device;
-    ProfiledComm comms[3];
+    struct {
+        Comm *comm;
+        const CommBackend *inner;
+        CommBackend wrapped;
+    } comms[3];
     int num_comms;
     // the tables given to the model
     Device wrapped_device;
@@ -223,16 +221,17 @@ PROFILED_COLLECTIVE(broadcast, broadcast_bytes(count, dtype, root, comm->rank, c
                     (buffer, count, dtype, root, comm, ex))
 
 static inline void profile_wrap_comm(Profile *p, Comm *comm) {
-    ProfiledComm *c = &p->comms[p->num_comms];
+    int i = p->num_comms;
     if (comm->size == 1 || comm->backend == &p->comms[0].wrapped) { return; }  // -tp 1: dp is the world
-    c->comm = comm;
-    c->inner = comm->backend;
-    c->wrapped = *comm->backend;
-    c->wrapped.all_reduce = profiled_all_reduce;
-    c->wrapped.reduce_scatter = profiled_reduce_scatter;
-    c->wrapped.all_gather = profiled_all_gather;
-    c->wrapped.broadcast = profiled_broadcast;
-    comm->backend = &c->wrapped;
+    CommBackend *wrapped = &p->comms[i].wrapped;
+    p->comms[i].comm = comm;
+    p->comms[i].inner = comm->backend;
+    *wrapped = *comm->backend;
+    wrapped->all_reduce = profiled_all_reduce;
+    wrapped->reduce_scatter = profiled_reduce_scatter;
+    wrapped->all_gather = profiled_all_gather;
+    wrapped->broadcast = profiled_broadcast;
+    comm->backend = wrapped;
     p->num_comms++;
 }
 
