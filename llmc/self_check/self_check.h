@@ -225,8 +225,8 @@ static inline bool read_levels(const char *text, FallbackKernels *fallback) {
     return true;
 }
 
-// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing to
-// the autotune cache. gpu: NULL in a build without CUDA.
+// A child's main. It ends after an operation that is wrong. It opens no communicator, and adds nothing to the autotune
+// cache. gpu: NULL in a build without CUDA.
 static inline int self_check_child(char **argv, const Backend *cpu, const Backend *gpu) {
     const Backend *backend = atoi(argv[2]) < 0 ? cpu : gpu;
     FallbackKernels fallback;
@@ -446,7 +446,7 @@ static inline void checked_machine(char *text, size_t room, const Backend *backe
     snprintf(text + used, room - used, ", program %016" PRIx64, hash_whole_file(0, "/proc/self/exe"));
 }
 
-// Reads the machine's entry: the levels of FallbackKernels, or "failed". False if there is none, or if it says "failed".
+// Reads the machine's entry, the levels of FallbackKernels or "failed". False if there is none, or if it says "failed".
 static inline bool self_check_recall(const char *path, const char *machine, FallbackKernels *fallback) {
     char levels[16 * NUM_FALLBACKS];
     return cache_find(path, machine, levels, sizeof levels) && read_levels(levels, fallback);
