@@ -27,7 +27,7 @@ nothing.
 #include "llmc/shapes/activations.h"         // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"           // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/memory/activation_offload.h"  // ActivationOffload: --offload 4
-#include "llmc/memory/flops.h"               // model_flops_per_token, for MFU
+#include "llmc/memory/traffic.h"             // model_flops_per_token, for MFU
 #include "llmc/shapes/layout.h"              // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"              // Zero: -z, --offload
 #include "llmc/parallel/update.h"            // Update: AdamW piece by piece
@@ -195,34 +195,23 @@ static Scratch scratch_create(GPT2 *m, const char *name, floatX *memory) {
     return s;
 }
 
-static void open_optimizer(GPT2 *m) {
-    const GPT2Tensors *t = &m->tensors;
-    OptimizerState o = {t->params, t->master, t->remainder, t->m, t->v, m->options.moments, t->m_scales, t->v_scales};
-    m->optimizer = o;
-    m->grads.at = t->grads;
-    m->grads.dtype = m->options.gradients;
+// The arena has set the pointers of the state; this sets the types.
+static void open_state(GPT2 *m) {
+    GPT2Tensors *t = &m->tensors;
+    t->optimizer.moments = t->slots.moments = m->options.moments;
+    t->grads.dtype = m->options.gradients;
+    t->stored_grads.dtype = t->reduced_chunks.dtype = t->slot_grads.dtype = stored_gradients(&m->options);
+    m->optimizer = t->optimizer;
+    m->grads = t->grads;
     m->loss = t->results;
     m->norm_squared = t->results + 1;
-}
-
-static void open_zero(GPT2 *m) {
-    const GPT2Tensors *t = &m->tensors;
-    DType stored = stored_gradients(&m->options);
-    const Gradient stored_grads = {t->stored_grads, stored}, chunks = {t->reduced_chunks, stored};
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, m->device, &m->exec);
-    m->zero.params = t->gathered_params ? t->gathered_params : t->params;
-    m->zero.stored_params = t->params;
-    m->zero.grads = m->grads;
-    m->zero.stored_grads = t->stored_grads ? stored_grads : m->grads;
-    m->zero.reduced_chunks = chunks;
-}
-
-static void open_update(GPT2 *m) {
-    const GPT2Tensors *t = &m->tensors;
-    OptimizerState slots = {t->slot_params, t->slot_master,     t->slot_remainder, t->slot_m,
-                            t->slot_v,      m->options.moments, t->slot_m_scales,  t->slot_v_scales};
-    const Gradient grad_slots = {t->slot_grads, stored_gradients(&m->options)};
-    update_open(&m->update, &m->zero, &m->optimizer, &slots, grad_slots, t->update_ranges);
+    m->zero.params = t->gathered_params ? t->gathered_params : t->optimizer.params;
+    m->zero.stored_params = t->optimizer.params;
+    m->zero.grads = t->grads;
+    m->zero.stored_grads = t->stored_grads.at ? t->stored_grads : t->grads;
+    m->zero.reduced_chunks = t->reduced_chunks;
+    update_open(&m->update, &m->zero, &t->optimizer, &t->slots, t->slot_grads, t->update_ranges);
 }
 
 static void open_offload(GPT2 *m) {
@@ -270,12 +259,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->norm_scratch = scratch_create(m, "norm_scratch", m->tensors.norm_scratch);
     m->hidden_scratch = scratch_create(m, "hidden_scratch", m->tensors.hidden_scratch);
     m->gathered_gradient = scratch_create(m, "gathered_gradient", m->tensors.gathered_gradient);
-    open_optimizer(m);
-    open_zero(m);
+    open_state(m);
     tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->hidden_scratch,
             m->tensors.statistics);
     open_backend(m);
-    open_update(m);
     open_offload(m);
     size_t L = (size_t)config.num_layers;
     m->block_params = (BlockParams *)xmalloc(L * sizeof *m->block_params);
@@ -293,9 +280,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
 }
 
 static void gpt2_free(GPT2 *m) {
-    for (int i = 0; i < 4; i++) {
-        DeviceGraph *graph = m->graphs[i / 2][i % 2];
-        if (graph) { m->device->graph_destroy(graph); }
+    for (int first = 0; first < 2; first++) {
+        for (int last = 0; last < 2; last++) {
+            if (m->graphs[first][last]) { m->device->graph_destroy(m->graphs[first][last]); }
+        }
     }
     m->options.backend->close(&m->exec);
     arena_release(m->arena, m->device);
@@ -948,12 +936,10 @@ static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
     if (*run->evaluations.patience_over) { return run->evaluations.patience_over; }
     if (run->outliers.skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
-    enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
-    bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
-    switch (comm_max(time_is_up ? TIME_IS_UP : received_signal, run->groups.world)) {
+    if (limit > 0 && comm_max(now_seconds() - run->started > limit, run->groups.world)) { return "--time-limit is up"; }
+    switch (comm_max(received_signal, run->groups.world)) {
     case 0: return "";
-    case TIME_IS_UP: return "--time-limit is up";
     case SIGINT: return "interrupted";
     case SIGTERM: return "told to end by SIGTERM";
     default: return "told to end by a signal";

@@ -35,7 +35,7 @@ def times(operation):
 
 # ---- counts by hand
 
-report "124M: FLOPs of 6 N + attention, of the recorded step and of flops.h" "$(
+report "124M: FLOPs of 6 N + attention, of the recorded step and of traffic.h" "$(
     record -e d12 -b 64 -d 65536 -r 0
     judge '
 L, C, T, Vp, N = 12, 768, 1024, 50304, 65536
@@ -115,7 +115,7 @@ report "-r adds what it recomputes" "$(
         # shellcheck disable=SC2086  # flags
         record -e l4h2c128 -b 2 -t 64 -d 128 $flags
         judge 'print(total["flops"] // 128, times("gelu_forward"), times("layernorm_from_statistics"))
-expect("flops.h", total["flops_per_token"], total["flops"] / 128)'
+expect("traffic.h", total["flops_per_token"], total["flops"] / 128)'
     done | python3 2>&1 -c '
 import sys
 rows = [tuple(map(int, line.split())) for line in sys.stdin]

@@ -6,7 +6,7 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
          gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
-#include "llmc/backend.h"
+#include "llmc/memory/backend.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/memory/plan.h"
 #include "llmc/moments.h"
@@ -58,19 +58,15 @@ static inline void options_set_offload(ModelOptions *o, int stage) {
 // A the channels of this rank's heads, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
 typedef struct {
     // ---- state
-    // All parameter tensors in one flat buffer (layout.total); param_offset finds one. At -z 3 this rank's shard. In
-    // host memory from --offload 3 on.
-    floatX *params;
+    // AdamW's state (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on. Its params are
+    // all parameter tensors in one flat buffer (param_offset finds one): at -z 3 this rank's shard, in host memory from
+    // --offload 3 on.
+    OptimizerState optimizer;
     floatX *gathered_params;  // -z 3, --offload 3: uploaded and all-gathered buckets (bucket_buffers)
-    // AdamW's state: (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on
-    real *master;                // -w fp32: params before rounding
-    int16_t *remainder;          // -w split
-    void *m, *v;                 // moments
-    float *m_scales, *v_scales;  // 8-bit moments: one scale per MOMENT_BLOCK
     // gradients
-    void *grads;                          // (layout.total); from -z 2 or --offload 2 on buffers of buckets
-    void *stored_grads;                   // from -z 2 on this rank's shard. In host memory from --offload 2 on
-    void *reduced_chunks;                 // -z 2 and 3 with --offload 2: buffers of this rank's chunks of buckets
+    Gradient grads;                       // (layout.total); from -z 2 or --offload 2 on buffers of buckets
+    Gradient stored_grads;                // from -z 2 on this rank's shard. In host memory from --offload 2 on
+    Gradient reduced_chunks;              // -z 2 and 3 with --offload 2: buffers of this rank's chunks of buckets
     void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
     UpdateRange *update_ranges;           // (num_update_ranges)
     floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
@@ -88,12 +84,8 @@ typedef struct {
     floatX *gathered_gradient;  // -tp: (R,C) dresidual of all ranks
     real *statistics;           // -tp: (t,rows of a logits chunk,3)
     // --offload: two slots of each array of the optimizer state in host memory (update.h)
-    floatX *slot_params;
-    real *slot_master;
-    int16_t *slot_remainder;
-    void *slot_m, *slot_v;
-    float *slot_m_scales, *slot_v_scales;
-    void *slot_grads;
+    OptimizerState slots;
+    Gradient slot_grads;
     real *results;                      // (2): loss, and the squared norm of the gradients
     void *partials, *matmul_workspace;  // of the backend (backend.h)
     // ---- host
@@ -140,33 +132,37 @@ static inline int num_block_inputs(const ModelOptions *o, int L) {
 // one tensor: PLAN_ADD(member of GPT2Tensors, lifetime, type, dimensions...)
 #define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
-// lifetime: HOST or STATE
-static inline void plan_optimizer(Plan *plan, size_t count, const ModelOptions *o, Lifetime lifetime) {
+// one array of AdamW's state with `count` elements: of a rank (slots false), or two slots of update.h
+static inline void plan_array(Plan *plan, bool slots, size_t member, const char *name, Lifetime lifetime, DType dtype,
+                              size_t count) {
+    const size_t dims[] = {2, count};
+    size_t in_struct = slots ? offsetof(GPT2Tensors, slots) : offsetof(GPT2Tensors, optimizer);
+    plan_add(plan, in_struct + member, name, lifetime, dtype, slots ? 2 : 1, slots ? dims : dims + 1);
+}
+#define PLAN_ARRAY(member, dtype, count)                                                                               \
+    plan_array(plan, slots, offsetof(OptimizerState, member), slots ? "slot_" #member : #member, lifetime, dtype, count)
+
+// masters and moments
+static inline void plan_optimizer(Plan *plan, bool slots, size_t count, const ModelOptions *o, Lifetime lifetime) {
     bool rounded = DT_FLOATX == DT_BF16;
-    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, lifetime, DT_REAL, count); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, lifetime, DT_I16, count); }
-    PLAN_ADD(m, lifetime, o->moments, count);
-    PLAN_ADD(v, lifetime, o->moments, count);
+    if (rounded && o->master == MASTER_FP32) { PLAN_ARRAY(master, DT_REAL, count); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ARRAY(remainder, DT_I16, count); }
+    PLAN_ARRAY(m, o->moments, count);
+    PLAN_ARRAY(v, o->moments, count);
     if (o->moments == DT_U8) {
-        PLAN_ADD(m_scales, lifetime, DT_F32, moment_blocks(count));
-        PLAN_ADD(v_scales, lifetime, DT_F32, moment_blocks(count));
+        PLAN_ARRAY(m_scales, DT_F32, moment_blocks(count));
+        PLAN_ARRAY(v_scales, DT_F32, moment_blocks(count));
     }
 }
 
 // --offload: the slots of update.h, two of each array in host memory
 static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
-    size_t n = piece_elements(layout), blocks = moment_blocks(n);
-    bool rounded = DT_FLOATX == DT_BF16;
-    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ADD(slot_params, SCRATCH, DT_FLOATX, 2, n); }
+    const bool slots = true;
+    const Lifetime lifetime = SCRATCH;
+    size_t n = piece_elements(layout);
+    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(params, DT_FLOATX, n); }
     if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
-    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(slot_master, SCRATCH, DT_REAL, 2, n); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(slot_remainder, SCRATCH, DT_I16, 2, n); }
-    PLAN_ADD(slot_m, SCRATCH, o->moments, 2, n);
-    PLAN_ADD(slot_v, SCRATCH, o->moments, 2, n);
-    if (o->moments == DT_U8) {
-        PLAN_ADD(slot_m_scales, SCRATCH, DT_F32, 2, blocks);
-        PLAN_ADD(slot_v_scales, SCRATCH, DT_F32, 2, blocks);
-    }
+    plan_optimizer(plan, slots, n, o, lifetime);
 }
 
 static inline void plan_gradients(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
@@ -186,11 +182,12 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     LocalShape shape = options_local_shape(c, o);
     const Sharding *s = &layout.sharding;
     size_t total = layout.total, shard = layout.shard;
-    PLAN_ADD(params, s->offload >= OFFLOAD_PARAMS ? HOST : STATE, DT_FLOATX, shards_params(s) ? shard : total);
+    plan_array(plan, false, offsetof(OptimizerState, params), "params", s->offload >= OFFLOAD_PARAMS ? HOST : STATE,
+               DT_FLOATX, shards_params(s) ? shard : total);
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);
-        plan_optimizer(plan, s->stage < 1 ? total : shard, o, s->offload > 0 ? HOST : STATE);
+        plan_optimizer(plan, false, s->stage < 1 ? total : shard, o, s->offload > 0 ? HOST : STATE);
         PLAN_ADD(update_ranges, STATE, DT_U8, num_update_ranges(&layout), sizeof(UpdateRange));
         if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }

@@ -1,6 +1,10 @@
 /*
-Bytes that a rank sends to other ranks for one update, from the flags alone. Comm.sent_bytes counts the same while
-training.
+The work of a step from the flags alone: its FLOPs, and the bytes that a rank sends to other ranks.
+FLOPs per token, of matmuls and attention, two a multiply-add:
+  6 M + 6 L C (T + 1)      M = 12 L C^2 + Vp C weights of matmuls
+A token attends to (T + 1) / 2 positions on average. Forward and backward of attention are 2 and 4 GEMMs over the pairs
+of a query and a key. MFU is the share of the GPU's peak that the model's FLOPs take: recomputation does not raise it.
+Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts the same while training.
   ZeRO (zero.h), with P parameters and G micro-batches, times (N - 1) / N of N data-parallel ranks:
     -z 0   2 P gradients                       all-reduce
     -z 1   P gradients + P parameters          reduce-scatter, all-gather
@@ -8,10 +12,19 @@ training.
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
+defines: attention_flops_per_token, model_flops_per_token, zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
+
+// of one GEMM of all heads over the pairs of a query and a key, in one block
+static inline double attention_flops_per_token(const GPT2Config *c, int T) { return c->channels * (T + 1.0); }
+
+static inline double model_flops_per_token(const GPT2Config *c, int T) {
+    double C = c->channels, L = c->num_layers;
+    double weights = 12 * L * C * C + (double)c->padded_vocab_size * C;
+    return 6 * weights + 6 * L * attention_flops_per_token(c, T);
+}
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
 // recompute_from(l) to l. A layer in neither of the two buffers is all-gathered before the read.

@@ -168,7 +168,7 @@ typedef struct {
     double loss, grad_norm, lr, ms, tokens;
     double began;                // when the host began to enqueue the step, in seconds
     double seconds_left;         // until the time limit; below 0: no limit
-    double peak_rate;            // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
+    double peak_rate;            // tokens per second at an MFU of 1 (memory/traffic.h); 0: unknown, on a CPU
     const char *skipped;         // "" or why the update was skipped: skip_reason
     char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
 } StepReport;

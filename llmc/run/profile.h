@@ -13,7 +13,7 @@ operation reads and writes, or the bytes that this rank sends; "flops" are those
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 */
 #pragma once
-#include "llmc/backend.h"
+#include "llmc/memory/backend.h"
 #include "llmc/common/create_file.h"
 #include "llmc/op_call.h"
 #include "llmc/parallel/zero.h"

@@ -14,7 +14,7 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
 #pragma once
-#include "llmc/backend.h"
+#include "llmc/memory/backend.h"
 #include "llmc/common/cache_file.h"
 #include "llmc/common/hash.h"
 #include "llmc/self_check/cases.h"
