@@ -1011,11 +1011,11 @@ static size_t tensor_bytes(const PlanTensor *t) {
 
 enum { MAX_POINTERS = 64 };
 
-// Lists the pointers of GPT2Tensors that are not NULL. Returns their number.
+// Lists the pointers of GPT2Tensors that the arena sets. Returns their number.
 static int list_pointers(const void **list, const GPT2 *m) {
-    const void *tensors[sizeof m->tensors / sizeof(void *)];
+    const void *tensors[sizeof m->tensors / sizeof(void *)] = {NULL};
     int count = 0;
-    memcpy(tensors, &m->tensors, sizeof tensors);
+    arena_bind(m->arena, &m->plan, tensors);
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
         if (tensors[i]) { list[count++] = tensors[i]; }
     }
