@@ -1274,19 +1274,6 @@ TEST(test_broken_optimizer) {
     free_model(&s);
 }
 
-// A model without config.json has heads of 64 channels, as in every GPT-2.
-TEST(test_shape_from_tensors) {
-    GPT2Config c = {4, 0, 0, 3, 1, 64};
-    config_set_vocab(&c, 30);
-    char folder[PATH_LENGTH];
-    ModelState s = save_whole(folder, "alone", &c, usual_kind());
-    unlink(joined(folder, "config.json"));
-    ModelFile file = model_open(joined(folder, "model.safetensors"));
-    assert_memory_equal(&file.config, &c, sizeof c);
-    model_close(&file);
-    free_model(&s);
-}
-
 int main(void) {
     omp_set_num_threads(1);  // a forked child has none of its parent's threads
     return run_all_tests("checkpoint");

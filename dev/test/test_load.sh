@@ -108,7 +108,7 @@ refused "an index that names another file" "and that file has no such tensor" -e
 refused "another architecture" "describes a model of type llama, expected gpt2" -e llama -t 16
 refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
 refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
-refused "no config.json, and a model whose heads cannot be guessed" "put a config.json with n_head" -e bare -t 16
+refused "a model without config.json" "put a config.json with n_head" -e bare -t 16
 refused "a folder of PyTorch's pickle" "pytorch_model.bin and without model.safetensors" -e pickled -t 16
 refused "a run of llm.c that has not finished a model" "model_*.bin and DONE_*" -e unfinished -t 16
 refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16

@@ -9,7 +9,7 @@ Face's files and (out, in) here: `transposed`. Vectors have one dimension. The v
 */
 #pragma once
 #include "llmc/checkpoint/llmc_file.h"
-#include "llmc/checkpoint/safetensors_index.h"
+#include "llmc/checkpoint/safetensors.h"
 
 // an open model
 typedef struct {
@@ -90,37 +90,6 @@ static inline void model_config_from_json(GPT2Config *c, const cJSON *json, cons
     }
     config_set_vocab(c, c->vocab_size);
     model_check_variant(c, json, path);
-}
-
-// Derives the config from the shapes of the tensors, for a file without config.json. Heads have 64 channels, as in
-// GPT-2.
-static inline void model_config_from_tensors(ModelFile *model) {
-    const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
-    if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
-        input_error("'%s' holds no GPT-2: expected 2-D tensors wte.weight and wpe.weight; give a GPT-2 in Hugging "
-                    "Face's format, or give the folder, if the model is in several files",
-                    model->file.path);
-    }
-    if (wte->shape[0] > MAX_CONFIG_NUMBER || wte->shape[1] > MAX_CONFIG_NUMBER || wpe->shape[0] > MAX_CONFIG_NUMBER) {
-        input_error("'%s' has wte.weight of %zu x %zu and wpe.weight of %zu rows, expected at most %d each; give a "
-                    "whole model",
-                    model->file.path, wte->shape[0], wte->shape[1], wpe->shape[0], MAX_CONFIG_NUMBER);
-    }
-    GPT2Config *c = &model->config;
-    config_set_vocab(c, (int)wte->shape[0]);
-    c->max_seq_len = (int)wpe->shape[0];
-    c->channels = (int)wte->shape[1];
-    c->num_heads = c->channels % 64 == 0 ? c->channels / 64 : 0;
-    char name[NAME_LENGTH];
-    for (c->num_layers = 0;; c->num_layers++) {
-        param_name(name, sizeof name, LN1W, c->num_layers);
-        if (!model_find(model, "", name)) { break; }
-    }
-    if (c->num_heads == 0) {
-        input_error("'%s' has %d channels, which is no multiple of GPT-2's 64 a head, and no config.json is beside it; "
-                    "put a config.json with n_head beside it",
-                    model->file.path, c->channels);
-    }
 }
 
 // The shape of a tensor in a file, a vector as one row. transposed: the file has it as (in, out).
@@ -212,12 +181,13 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     model->file = is_json_name(weights) ? safetensors_open_index(weights) : safetensors_open(weights);
     if (!model_find(model, "", "wte.weight")) { model->prefix = "transformer."; }
     cJSON *json = read_json(config);
-    if (json) {
-        model_config_from_json(&model->config, json, config);
-        cJSON_Delete(json);
-    } else {
-        model_config_from_tensors(model);
+    if (!json) {
+        input_error("'%s' has no config.json beside it, expected the model's shape in Hugging Face's form; put a "
+                    "config.json with n_head beside it",
+                    weights);
     }
+    model_config_from_json(&model->config, json, config);
+    cJSON_Delete(json);
 }
 
 // Opens a folder of Hugging Face's, a .safetensors file, the index of several, or llm.c's model file. Stops unless all

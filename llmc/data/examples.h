@@ -1,16 +1,22 @@
 /*
 Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
 tokens. The names here say row for packed sequence.
-defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length,
-         example_rows_targets, example_row_read, example_row_blank, example_rows_free
+defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES, Examples,
+         examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
+         example_row_read, example_row_blank, example_rows_free
 
 A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
-  {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns of chat_format.h; of an assistant's turn
+  {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns as below; of an assistant's turn
                                                     [" C", end-of-text]
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate encodes a prompt. End-of-text of a byte
 model is a newline.
+Turns       of a conversation, as text without special tokens:
+              System: CONTENT\n    User: CONTENT\n    Assistant: CONTENT[end-of-text]
+            An assistant's turn is encoded in two parts: the cue "Assistant:", which the model is given, and " CONTENT",
+            which it learns with end-of-text. A newline ends an answer of a byte model: there, the content of each turn
+            is one line (`one_line`).
 Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last one of
             the piece before. A longer prompt with completion or conversation is truncated.
 Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
@@ -21,8 +27,50 @@ Memory      3 bytes a token, and 16 an example.
 */
 #pragma once
 #include "llmc/common/range.h"
-#include "llmc/data/chat_format.h"
 #include "llmc/data/corpus.h"
+
+// ---- conversations
+
+#define CHAT_ANSWER_CUE "Assistant:"
+typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } ChatRole;
+
+// The format as a Jinja template, which transformers applies: of a tokenizer with end-of-text, and of bytes.
+// transformers encodes the text as a whole: where a turn's content ends with white space, BPE tokens can differ from
+// the trainer's.
+#define CHAT_TEMPLATE_WITH(END, CONTENT)                                                                               \
+    "{{ '" END "' }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT           \
+    " }}{{ '" END "' }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"    \
+    "{% if add_generation_prompt %}" CHAT_ANSWER_CUE "{% endif %}"
+#define CHAT_TEMPLATE CHAT_TEMPLATE_WITH("<|endoftext|>", "m['content']")
+#define CHAT_TEMPLATE_OF_BYTES CHAT_TEMPLATE_WITH("\\n", "m['content'] | replace('\\n', ' ')")
+
+// the role of a name in a file of conversations: "system", "user" or "assistant"; -1: none of them
+static inline int chat_role(const char *name) {
+    static const char *const names[] = {"system", "user", "assistant"};
+    for (int role = CHAT_SYSTEM; role <= CHAT_ASSISTANT; role++) {
+        if (strcmp(name, names[role]) == 0) { return role; }
+    }
+    return -1;
+}
+
+// The text of a turn, *length bytes and a NUL, which the caller frees. content (bytes). The text of an assistant turn
+// is " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.
+static inline char *chat_turn_text(ChatRole role, const char *content, size_t bytes, bool one_line, size_t *length) {
+    const char *before = role == CHAT_SYSTEM ? "System: " : role == CHAT_USER ? "User: " : " ";
+    const size_t start = strlen(before);
+    char *text = (char *)xmalloc(start + bytes + 2);
+    memcpy(text, before, start);
+    memcpy(text + start, content, bytes);
+    for (size_t i = start; one_line && i < start + bytes; i++) {
+        if (text[i] == '\n') { text[i] = ' '; }
+    }
+    *length = start + bytes;
+    if (role != CHAT_ASSISTANT) { text[(*length)++] = '\n'; }
+    text[*length] = 0;
+    return text;
+}
+
+// ---- from lines to tokens
 
 typedef struct {
     int T, end_of_text;
@@ -36,8 +84,6 @@ typedef struct {
     char trouble[160];          // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
-
-// ---- from lines to tokens
 
 // Appends a token to the example that is being read.
 static inline void example_add_token(Examples *e, int token, bool learned) {
