@@ -362,7 +362,7 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     return agree_on_error(error, s->world, failed_rank);
 }
 
-// Whether RUN/best is of --keep-best: its state.json has "val_loss" or is damaged. In older versions it is a link, and
+// True if RUN/best is of --keep-best: its state.json has "val_loss" or is damaged. In older versions it is a link, and
 // in a copy of their runs a folder with best.json.
 static inline bool is_best(const char *folder) {
     char path[PATH_LENGTH], target;
@@ -446,7 +446,7 @@ static inline void checkpoint_before(char *before, const char *folder) {
     free(steps);
 }
 
-// whether an errno of manifest_check means damage, and not a file that cannot be read now
+// True if an errno of manifest_check means damage, not a file that cannot be read now.
 static inline bool is_damage(int error) {
     switch (error) {
     case EBADMSG:

@@ -25,7 +25,7 @@ static inline const SafeTensor *model_find(const ModelFile *model, const char *p
     return safetensors_find(&model->file, full);
 }
 
-// whether the file's table of a parameter is (in, out)
+// True if the file's table of a parameter is (in, out).
 static inline bool model_transposed(const ModelFile *model, ParamId id) {
     return param_specs[id].transposed && !model->out_in;
 }

@@ -39,9 +39,9 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
                                 DType dtype) {
     StoredTensor stored = stored_tensor(model, "", id, layer);
     size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
-    size_t most = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
+    size_t max_rows = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
     for (size_t row = 0; row < rows && !out->error; row += n) {
-        n = rows - row < most ? rows - row : most;
+        n = rows - row < max_rows ? rows - row : max_rows;
         ParamRange range = {row * cols, n * cols, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
         check_finite(out, &stored, numbers, range.count, row);

@@ -310,9 +310,9 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
     unsigned char block[65536];
     DType dtype = t->dtype;
     safetensors_check_real(st, t);
-    size_t element_size = dtype_size(dtype), most = sizeof block / element_size;
+    size_t element_size = dtype_size(dtype), max = sizeof block / element_size;
     for (size_t done = 0, n; done < count; done += n) {
-        n = count - done < most ? count - done : most;
+        n = count - done < max ? count - done : max;
         safetensors_read(st, t, (first_element + done) * element_size, block, n * element_size);
         for (size_t i = 0; i < n; i++) { out[done + i] = st_element(block, dtype, i); }
     }

@@ -6,7 +6,7 @@ Words     the pre-tokens of tokenizer.h, each with the number of times it occurs
 Merge     The adjacent pair of tokens that occurs most often becomes a new token, in every word; among equals the pair
           of the lowest ids. This repeats until the vocabulary is full or no pair occurs twice. The ids are those of the
           BPE trainer of Hugging Face's tokenizers with a ByteLevel pre-tokenizer and a minimum frequency of 2.
-Counts    of pairs are kept up to date: a merge changes only the pairs beside it. "aaa" counts as two pairs (a, a).
+Counts    of pairs are kept up to date: a merge changes only the adjacent pairs. "aaa" counts as two pairs (a, a).
 Length    A pair whose bytes exceed TOKENIZER_MAX_TOKEN_BYTES is not merged.
 */
 #pragma once
@@ -143,7 +143,7 @@ static inline BpePair *bpe_pair(BpeTrainer *b, uint32_t left_right) {
     return pair;
 }
 
-// whether a goes before b
+// True if a goes before b.
 static inline bool bpe_is_better(BpeCandidate a, BpeCandidate b) {
     return a.count != b.count ? a.count > b.count : a.left_right < b.left_right;
 }

@@ -138,14 +138,14 @@ static inline void corpus_open_file(Corpus *c) {
     c->line = 0;
 }
 
-// Reads until the window holds `least` bytes, or all bytes that the file has.
-static inline void corpus_fill(Corpus *c, size_t least) {
-    if (c->whole || c->end - c->begin >= least) { return; }
+// Reads until the window holds `wanted` bytes, or all bytes that the file has.
+static inline void corpus_fill(Corpus *c, size_t wanted) {
+    if (c->whole || c->end - c->begin >= wanted) { return; }
     memmove(c->window, c->window + c->begin, c->end - c->begin);
     c->end -= c->begin;
     c->begin = 0;
-    if (least > c->capacity) {
-        c->capacity = 2 * least;
+    if (wanted > c->capacity) {
+        c->capacity = 2 * wanted;
         c->window = (char *)xrealloc(c->window, c->capacity + 1);
     }
     while (c->end < c->capacity) {
@@ -163,15 +163,15 @@ static inline void corpus_advance(Corpus *c, size_t bytes) {
     c->bytes_read += bytes;
 }
 
-// Looks in the first `most` bytes of the window for a line that ends a document. Returns where it starts, or `most`;
+// Looks in the first `max` bytes of the window for a line that ends a document. Returns where it starts, or `max`;
 // *length = its bytes with the end of the line.
-static inline size_t corpus_find_separator(const Corpus *c, size_t most, size_t *length) {
+static inline size_t corpus_find_separator(const Corpus *c, size_t max, size_t *length) {
     const char *text = c->window + c->begin;
     size_t bytes = c->end - c->begin, width = strlen(TOKENIZER_END_OF_TEXT);
-    size_t searched = bytes < most + width ? bytes : most + width;
-    for (size_t at = 0; at < most; at++) {
+    size_t searched = bytes < max + width ? bytes : max + width;
+    for (size_t at = 0; at < max; at++) {
         const char *found = (const char *)memmem(text + at, searched - at, TOKENIZER_END_OF_TEXT, width);
-        if (!found || (size_t)(found - text) >= most) { return most; }
+        if (!found || (size_t)(found - text) >= max) { return max; }
         at = (size_t)(found - text);
         bool starts = at > 0 ? text[at - 1] == '\n' : c->starts_line;
         size_t end = at + width;
@@ -181,7 +181,7 @@ static inline size_t corpus_find_separator(const Corpus *c, size_t most, size_t 
             return at;
         }
     }
-    return most;
+    return max;
 }
 
 // The next piece of a text file, which may have no bytes. False: the file has ended.
@@ -189,10 +189,10 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     corpus_fill(c, CORPUS_AHEAD);
     size_t bytes = c->end - c->begin, separator = 0;
     if (bytes == 0) { return false; }
-    size_t most = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE;
-    size_t length = corpus_find_separator(c, most, &separator);
-    // a cut behind `most` cuts no separator: no pre-token joins the end of a line and what follows
-    if (!separator && (bytes > most || !c->whole)) { length = tokenizer_safe_cut(c->window + c->begin, bytes, most); }
+    size_t max = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE;
+    size_t length = corpus_find_separator(c, max, &separator);
+    // a cut behind `max` cuts no separator: no pre-token joins the end of a line and what follows
+    if (!separator && (bytes > max || !c->whole)) { length = tokenizer_safe_cut(c->window + c->begin, bytes, max); }
     piece->text = c->window + c->begin;
     piece->bytes = length;
     corpus_advance(c, length + separator);
@@ -280,20 +280,20 @@ static inline cJSON *corpus_object(char *line, size_t bytes) {
 }
 
 // The document of a line of JSON, whose line[bytes] the function may overwrite. *json holds the result; the caller
-// deletes it. NULL: *trouble says why, in words that follow the line's number.
+// deletes it. NULL: *error says why, in words that follow the line's number.
 static inline const char *corpus_document(char *line, size_t bytes, const char *field, cJSON **json,
-                                          const char **trouble) {
+                                          const char **error) {
     *json = corpus_object(line, bytes);
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(*json, field));
-    *trouble = text    ? NULL
-               : *json ? "has no string in the field; name the field of the text with --field"
-                       : "is no JSON object; expected an object a line";
+    *error = text    ? NULL
+             : *json ? "has no string in the field; name the field of the text with --field"
+                     : "is no JSON object; expected an object a line";
     return text;
 }
 
-// Stops at a line of JSON. trouble: in words that follow the line's number.
+// Stops at a line of JSON. error: in words that follow the line's number.
 __attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
-                                                           const char *trouble) {
-    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->files[piece->file].path, piece->line, trouble,
+                                                           const char *error) {
+    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->files[piece->file].path, piece->line, error,
                 piece->text);
 }

@@ -76,12 +76,12 @@ typedef struct {
     int T, end_of_text;
     bool one_line;  // of byte models: a turn is one line
     uint16_t *ids;  // (num_tokens) all examples, one after another
-    bool *learned;  // (num_tokens) whether the token is a target
+    bool *learned;  // (num_tokens) true for a target
     size_t num_tokens, capacity;
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
     int count, room;
-    char trouble[160];          // the last error that example_add_messages words
+    char error[160];            // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
@@ -104,7 +104,7 @@ static inline void example_add_text(Examples *e, const Tokenizer *t, const char 
     free(tokens);
 }
 
-// Adds the example of tokens [range.offset, range.offset + range.count). Returns whether one of them is a target.
+// Adds the example of tokens [range.offset, range.offset + range.count). Returns true if one of them is a target.
 static inline bool example_add_range(Examples *e, Range range) {
     bool has_target = false;
     for (size_t i = 1; i < range.count; i++) { has_target |= e->learned[range.offset + i]; }
@@ -145,9 +145,9 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
         int role = role_name ? chat_role(role_name) : -1;
         if (role_name && role < 0) {
-            snprintf(e->trouble, sizeof e->trouble,
-                     "has a message of the role '%.40s'; expected system, user or assistant", role_name);
-            return e->trouble;
+            snprintf(e->error, sizeof e->error, "has a message of the role '%.40s'; expected system, user or assistant",
+                     role_name);
+            return e->error;
         }
         if (!role_name || !content) {
             return "has a message without a role (system, user or assistant) and a content, both strings";
@@ -173,9 +173,9 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
     if (cJSON_IsArray(messages)) {
-        const char *trouble = example_add_messages(e, t, messages);
-        if (!*trouble) { example_end(e, begin, false); }
-        return trouble;
+        const char *error = example_add_messages(e, t, messages);
+        if (!*error) { example_end(e, begin, false); }
+        return error;
     }
     if (!pair && !text) {
         return "has none of these: strings prompt and completion, an array messages, a string text; give one of them";
@@ -191,8 +191,8 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
 // Reads the line of a piece. Stops at a line without an example.
 static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, CorpusPiece *piece) {
     cJSON *json = corpus_object(piece->text, piece->bytes);
-    const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
-    if (*trouble) { corpus_refuse(corpus, piece, trouble); }
+    const char *error = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
+    if (*error) { corpus_refuse(corpus, piece, error); }
     cJSON_Delete(json);
 }
 

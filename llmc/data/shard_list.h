@@ -71,13 +71,13 @@ static inline const cJSON *shard_find(const cJSON *list, const char *name) {
     return NULL;
 }
 
-// whether two entries have the same item `key`
+// True if two entries have the same item `key`.
 static inline bool shard_same(const cJSON *a, const cJSON *b, const char *key) {
     return cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, key), cJSON_GetObjectItemCaseSensitive(b, key), true);
 }
 
 // text (size bytes) = the first difference between the list of a checkpoint and that of this run, for example "x.bin
-// has 100 bytes, expected 200". Returns whether there is a difference. Files are compared in order: two of them may
+// has 100 bytes, expected 200". False: there is none. Files are compared in order: two of them may
 // have one name, in two folders. Names and sizes come first: the blocks of a CRC32C depend on them.
 static inline bool shard_list_difference(char *text, size_t size, const cJSON *saved, const cJSON *now) {
     const cJSON *was = saved->child, *is = now->child;

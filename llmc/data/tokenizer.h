@@ -249,7 +249,7 @@ static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size
 // the class of the character at the start of the text (bytes > 0), and the character's length
 static inline UnicodeClass tokenizer_class(const char *text, size_t bytes, size_t *length) {
     uint8_t c = (uint8_t)text[0];
-    if (c < 128) {  // most text is ASCII, and takes no bisection
+    if (c < 128) {  // no bisection for ASCII, the bulk of a text
         bool letter = (uint8_t)((c | 32) - 'a') < 26, number = (uint8_t)(c - '0') < 10;
         bool space = c == ' ' || (uint8_t)(c - '\t') < 5;
         *length = 1;
@@ -315,7 +315,7 @@ static inline void tokenizer_append_byte(Tokenizer *t, int byte) {
     tokenizer_append(t, &c, 1);
 }
 
-// Appends the token that two tokens merge into. Returns whether its bytes are within TOKENIZER_MAX_TOKEN_BYTES.
+// Appends the token that two tokens merge into. False: it is longer than TOKENIZER_MAX_TOKEN_BYTES.
 static inline bool tokenizer_append_pair(Tokenizer *t, int left, int right) {
     char joined[2 * TOKENIZER_MAX_TOKEN_BYTES];
     size_t first = t->start[left + 1] - t->start[left], second = t->start[right + 1] - t->start[right];
@@ -342,7 +342,7 @@ static inline void tokenizer_append_end_of_text(Tokenizer *t) {
     tokenizer_append(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT));
 }
 
-// whether a merges file writes this byte as the character of the same number
+// True if a merges file writes this byte as the character of the same number.
 static inline int tokenizer_byte_is_plain(int byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
 }
@@ -554,19 +554,19 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
 }
 
 // A place where a text (bytes) that goes on can be cut: both parts have the pre-tokens of the whole. The place is at
-// least 1, and at most `most` or the end of the pre-token that crosses `most`. bytes: at least most +
+// least 1, and at most `max` or the end of the pre-token that crosses `max`. bytes: at least max +
 // TOKENIZER_MAX_PRETOKEN + 8.
-static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t most) {
+static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t max) {
     enum { SEARCHED = 4096 };
     // no pre-token crosses from a visible character to white space; ASCII needs no decoding
-    for (size_t at = most; at > 1 && at + SEARCHED > most; at--) {
+    for (size_t at = max; at > 1 && at + SEARCHED > max; at--) {
         uint8_t before = (uint8_t)text[at - 1];
         if ((text[at] == ' ' || text[at] == '\n') && before > ' ' && before < 127) { return at; }
     }
     // else after the first pre-token, or a later one that is no white space: at the end of a text, white space is one
     // pre-token, and before a letter two
     size_t at = tokenizer_pretoken_length(text, bytes), cut = at, last;
-    while (at < most) {
+    while (at < max) {
         size_t length = tokenizer_pretoken_length(text + at, bytes - at);
         bool space = tokenizer_class_length(UNICODE_SPACE, text + at, length, &last) == length;
         at += length;

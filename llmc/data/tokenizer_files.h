@@ -86,7 +86,7 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 
 // NULL if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with GPT-2's
 // pattern, a BPE. Otherwise the difference, in words that follow "found".
-static inline const char *tokenizer_json_trouble(const cJSON *json) {
+static inline const char *tokenizer_json_error(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
@@ -138,7 +138,7 @@ static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, 
                 path, symbol, token);
 }
 
-// whether a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges
+// True if a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges.
 static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab"), *id = vocab ? vocab->child : NULL;
@@ -151,10 +151,10 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     return bytes && !id;
 }
 
-// whether a tokenizer.json can be read and is of the kinds that tokenizer_open loads
+// True if tokenizer_open can load a tokenizer.json.
 static inline bool tokenizer_json_is_known(const char *path) {
     cJSON *json = try_read_json(path);
-    bool known = json && (!tokenizer_json_trouble(json) || tokenizer_json_is_bytes(json));
+    bool known = json && (!tokenizer_json_error(json) || tokenizer_json_is_bytes(json));
     cJSON_Delete(json);
     return known;
 }
@@ -167,8 +167,8 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
         cJSON_Delete(json);
         return tokenizer_bytes();
     }
-    const char *trouble = tokenizer_json_trouble(json);
-    if (trouble) { input_error("%s: found %s; expected what GPT-2's tokenizer.json has", path, trouble); }
+    const char *error = tokenizer_json_error(json);
+    if (error) { input_error("%s: found %s; expected what GPT-2's tokenizer.json has", path, error); }
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     size_t bytes;
     char *lines = tokenizer_merge_lines(path, cJSON_GetObjectItemCaseSensitive(model, "merges"), &bytes);

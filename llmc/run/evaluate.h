@@ -314,13 +314,13 @@ static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder
 // Scores a line of JSON as one document.
 static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder, CorpusPiece *piece) {
     cJSON *json;
-    const char *trouble;
-    const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &trouble);
+    const char *error;
+    const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &error);
     if (!text && !f->args->field && (cJSON_HasObjectItem(json, "messages") || cJSON_HasObjectItem(json, "prompt"))) {
-        trouble = "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see "
-                  "the loss of its answers";
+        error = "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see "
+                "the loss of its answers";
     }
-    if (!text) { corpus_refuse(&f->text, piece, trouble); }
+    if (!text) { corpus_refuse(&f->text, piece, error); }
     score_text_begin(s, f->tokenizer.end_of_text);
     eval_encode(s, f, encoder, text, strlen(text));
     score_text_window(s);
