@@ -25,6 +25,9 @@ defines: cuda_adamw_update
 #pragma once
 #include "llmc/adamw.h"
 #include "llmc/common/device.cuh"
+#include "llmc/common/rng.h"
+#include "llmc/moments.h"
+#include "llmc/ops.h"
 
 enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements that a block updates at a time

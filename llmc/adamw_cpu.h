@@ -5,7 +5,10 @@ defines: cpu_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"
-#include "llmc/common/vectors.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/rng.h"
+#include "llmc/moments.h"
+#include "llmc/ops.h"
 
 // ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
 

@@ -18,6 +18,8 @@ defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cu
 */
 #pragma once
 #include "llmc/common/device.cuh"
+#include "llmc/gemm.h"
+#include "llmc/op_call.h"
 
 struct AttentionShape {
     int T, NH, HS;

@@ -7,6 +7,8 @@ defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 */
 #pragma once
 #include "llmc/attention.h"
+#include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
 #include <assert.h>
 

@@ -21,6 +21,7 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 #pragma once
 #include "llmc/classifier.h"
 #include "llmc/common/device.cuh"
+#include "llmc/ops.h"
 
 // A row of at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. A narrower row (a byte
 // vocabulary) has a warp.

@@ -4,7 +4,9 @@ defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statisti
 */
 #pragma once
 #include "llmc/classifier.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
+#include "llmc/ops.h"
 
 static inline real larger_logit(real a, real b) { return a > b ? a : b; }
 

@@ -3,16 +3,17 @@ The CUDA backend: the kernels of every operation, in one table. A signature that
 defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 */
 #pragma once
-#include "llmc/adamw.cuh"
-#include "llmc/attention.cuh"
-#include "llmc/classifier.cuh"
-#include "llmc/embedding.cuh"
-#include "llmc/gelu.cuh"
-#include "llmc/global_norm.cuh"
-#include "llmc/gradient.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/residual.cuh"
+#include "llmc/adamw.cuh"  // IWYU pragma: export
+#include "llmc/attention.cuh"  // IWYU pragma: export
+#include "llmc/classifier.cuh"  // IWYU pragma: export
+#include "llmc/embedding.cuh"  // IWYU pragma: export
+#include "llmc/gelu.cuh"  // IWYU pragma: export
+#include "llmc/global_norm.cuh"  // IWYU pragma: export
+#include "llmc/gradient.cuh"  // IWYU pragma: export
+#include "llmc/layernorm.cuh"  // IWYU pragma: export
+#include "llmc/matmul.cuh"  // IWYU pragma: export
+#include "llmc/ops.h"
+#include "llmc/residual.cuh"  // IWYU pragma: export
 
 #define CUDA_OP(op, ...) .op = cuda_##op,
 static const Ops cuda_ops = {OPS(CUDA_OP)};

@@ -20,6 +20,7 @@ defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_emb
 #include "llmc/common/device.cuh"
 #include "llmc/embedding.h"
 #include "llmc/gradient.cuh"
+#include "llmc/ops.h"
 
 // x += WIDTH elements of an array
 template <int WIDTH, class T> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const T *from) {

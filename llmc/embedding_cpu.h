@@ -5,9 +5,11 @@ defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedd
          cpu_token_embedding_backward, cpu_position_embedding_backward
 */
 #pragma once
-#include "llmc/embedding.h"
 #include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
+#include "llmc/embedding.h"
 #include "llmc/gradient_cpu.h"
+#include "llmc/ops.h"
 
 static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
                                          int T, int C, Exec *ex) {

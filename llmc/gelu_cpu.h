@@ -3,8 +3,9 @@ GELU on the CPU, by a sigmoid with a fast exponential.
 defines: gelu_value, gelu_slope, gelu_row, gelu_backward_row, cpu_gelu_forward
 */
 #pragma once
-#include "llmc/gelu.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
+#include "llmc/gelu.h"
 
 static inline real gelu_sigmoid(real x) { return 1 / (1 + fast_exp(-2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))); }
 

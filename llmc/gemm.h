@@ -16,9 +16,11 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
 #include "llmc/gelu_cpu.h"
 #include "llmc/gradient_cpu.h"
+#include "llmc/ops.h"
 #include <float.h>
 #include <omp.h>
 

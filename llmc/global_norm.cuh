@@ -10,6 +10,7 @@ defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once
 #include "llmc/common/device.cuh"
+#include "llmc/ops.h"
 
 enum { NORM_MAX_BLOCKS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 

@@ -4,7 +4,9 @@ with any number of threads.
 defines: cpu_global_norm_squared
 */
 #pragma once
+#include "llmc/common/floatx.h"
 #include "llmc/global_norm.h"
+#include "llmc/ops.h"
 
 enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements of a block; blocks of a group
 

@@ -7,7 +7,7 @@ Bytes         accumulate reads n of x and writes n real; under GRAD_ADD it also 
 defines: gradient_value, gradient_set, reference_gradient_accumulate
 */
 #pragma once
-#include "llmc/ops.h"
+#include "llmc/ops.h"  // IWYU pragma: export
 
 static inline real gradient_value(Gradient g, size_t i) {
     return g.dtype == DT_BF16 ? bf16_to_float(((const bf16 *)g.at)[i]) : ((const real *)g.at)[i];

@@ -24,6 +24,8 @@ defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_
 #include "llmc/common/device.cuh"
 #include "llmc/gradient.cuh"
 #include "llmc/layernorm.h"
+#include "llmc/op_call.h"
+#include "llmc/ops.h"
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
 

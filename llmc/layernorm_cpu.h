@@ -3,9 +3,11 @@ LayerNorm on the CPU: a thread has rows, or for dw and db columns, whose sums ru
 defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_backward
 */
 #pragma once
-#include "llmc/layernorm.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
 #include "llmc/gradient_cpu.h"
+#include "llmc/layernorm.h"
+#include "llmc/ops.h"
 
 static inline void layernorm_row(floatX *out, const floatX *in, real mean, real rstd, const floatX *weight,
                                  const floatX *bias, int C) {

@@ -15,7 +15,11 @@ Shapes      in, dinp (N,C), out, dout (N,OC), weight (OC,C), bias (OC) floatX; g
 defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 */
 #pragma once
+#include "llmc/common/floatx.h"
 #include "llmc/matmul_autotune.cuh"
+#include "llmc/matmul_cublaslt.cuh"
+#include "llmc/matmul_kernels.cuh"
+#include "llmc/ops.h"
 
 // a GEMM without an epilogue yet: D (m,n) = op(A) (m,k) op(B) (k,n)
 static inline LtMatmul lt_gemm(void *d, DType out, const floatX *a, bool transpose_a, const floatX *b, bool transpose_b,

@@ -18,6 +18,12 @@ defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_shar
 */
 #pragma once
 #include "llmc/common/cache_file.h"
+#include "llmc/common/check.h"
+#include "llmc/common/cuda_common.cuh"
+#include "llmc/common/device.cuh"
+#include "llmc/common/device.h"
+#include "llmc/common/floatx.h"
+#include "llmc/matmul_cublaslt.cuh"
 #include "llmc/matmul_kernels.cuh"
 
 // ---- candidates

@@ -5,10 +5,12 @@ An operation opens one parallel region. All its threads call each team_ function
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward
 */
 #pragma once
-#include "llmc/matmul.h"
 #include "llmc/common/device.h"
-#include "llmc/gelu_cpu.h"
+#include "llmc/common/vectors.h"
 #include "llmc/gemm.h"
+#include "llmc/gradient_cpu.h"
+#include "llmc/matmul.h"
+#include "llmc/ops.h"
 
 // x (rows,cols), row-major
 static inline Matrix operand(const floatX *x, size_t cols) { return matrix(x, DT_FLOATX, cols, 1); }

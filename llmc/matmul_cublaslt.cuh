@@ -7,6 +7,7 @@ defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, lt_create_descriptors, lt_de
 */
 #pragma once
 #include "llmc/common/device.cuh"
+#include "llmc/ops.h"
 #include <cublasLt.h>
 
 // ---- a GEMM: D (m,n) = epilogue(op(A) (m,k) op(B) (k,n)), all column-major and dense

@@ -13,9 +13,15 @@ defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, 
          matmul_launch_dots
 */
 #pragma once
+#include "llmc/common/cuda_common.cuh"
+#include "llmc/common/floatx.h"
+#include "llmc/common/ptx.cuh"
+#include "llmc/common/rng.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gradient.cuh"
 #include "llmc/matmul_cublaslt.cuh"
+#include "llmc/op_call.h"
+#include "llmc/ops.h"
 
 enum {
     MATMUL_THREADS = 256,

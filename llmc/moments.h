@@ -21,7 +21,7 @@ Extremes    A block of zeros has scale 0. Other scales are at least 2^-126, so t
             stored as the largest number, 3.4e38, and the others of the block become nearly 0.
 */
 #pragma once
-#include "llmc/ops.h"
+#include "llmc/ops.h"  // IWYU pragma: export
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
 

@@ -17,7 +17,7 @@ OPS is the only list of them. The tables of functions are generated from it, and
 --profile, --nan-check and `make predict` see every call.
 */
 #pragma once
-#include "llmc/common/floatx.h"
+#include "llmc/common/floatx.h"  // IWYU pragma: export
 #include <stdbool.h>
 #include <stddef.h>
 

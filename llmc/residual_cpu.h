@@ -3,8 +3,9 @@ Bias and residual on the CPU.
 defines: cpu_residual_forward
 */
 #pragma once
-#include "llmc/residual.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
+#include "llmc/residual.h"
 
 // One row. The loop has a copy with bias and a copy without: clang does not vectorise a bf16 load under a condition.
 ALWAYS_INLINE void residual_row(floatX *out, const floatX *in, const floatX *bias, const floatX *residual, int C) {

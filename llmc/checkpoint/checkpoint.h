@@ -20,7 +20,17 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
 #pragma once
 #include "llmc/checkpoint/hugging_face.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/model_state.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
+#include "llmc/common/crc32c.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/json_file.h"
+#include "llmc/ops.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/shapes/params.h"
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <time.h>

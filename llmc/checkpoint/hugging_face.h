@@ -14,8 +14,10 @@ tokens out of decoded text. Programs that need an end token and a padding token 
 UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 */
 #pragma once
-#include "llmc/data/examples.h"
+#include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
+#include "llmc/data/examples.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/shapes/params.h"
 

@@ -8,8 +8,9 @@ Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in
 such a file.
 */
 #pragma once
-#include "llmc/common/file_kind.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/shapes/params.h"
 #include <dirent.h>
 

@@ -6,9 +6,10 @@ A wrong byte in the manifest itself gives a wrong name, size or CRC32C. Older ve
 defines: MANIFEST, file_sum, manifest_write, manifest_check
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/crc32c.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/json_file.h"
-#include "llmc/checkpoint/safetensors.h"
 #include <dirent.h>
 #include <sys/stat.h>
 

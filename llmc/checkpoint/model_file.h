@@ -10,6 +10,10 @@ Face's files and (out, in) here: `transposed`. Vectors have one dimension. The v
 #pragma once
 #include "llmc/checkpoint/llmc_file.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/json_file.h"
+#include "llmc/shapes/params.h"
 
 // an open model
 typedef struct {

@@ -14,8 +14,10 @@ Scales      are the only tensors that depend on the number of ranks, since a blo
 Conversion  A tensor whose type differs from the type of the run is converted while it is read.
 */
 #pragma once
-#include "llmc/common/device.h"
 #include "llmc/checkpoint/model_file.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/crc32c.h"
+#include "llmc/common/device.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/moments.h"
 #include "llmc/parallel/comm.h"

@@ -3,8 +3,16 @@ Writes a model's tensors for other programs: one tensor, for GGUF, or llm.c's mo
 defines: write_tensor, llmc_write_model
 */
 #pragma once
-#include "llmc/common/create_file.h"
+#include "llmc/checkpoint/llmc_file.h"
+#include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/model_state.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/floatx.h"
+#include "llmc/shapes/layout.h"
+#include "llmc/shapes/params.h"
 
 // out = x (count) as F32, F16 or BF16. Exact for numbers that were read from that type or from a narrower one.
 static inline void numbers_encode(unsigned char *out, DType dtype, const real *x, size_t count) {

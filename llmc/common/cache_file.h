@@ -4,6 +4,7 @@ another version or a damaged file are never found, or have a value that the read
 defines: user_cache_path, cache_path, cache_find, cache_add, parse_hex
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 
 // path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's

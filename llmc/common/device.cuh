@@ -5,8 +5,8 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stre
          cuda_device_count, cuda_current_device, cuda_capability, cuda_launch_captured
 */
 #pragma once
-#include "llmc/common/cuda_common.cuh"
-#include "llmc/common/device.h"
+#include "llmc/common/cuda_common.cuh"  // IWYU pragma: export
+#include "llmc/common/device.h"  // IWYU pragma: export
 #include <sys/resource.h>
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM

@@ -3,6 +3,7 @@ Small JSON files, read and written whole.
 defines: write_json, try_read_json, read_json, json_whole
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include <cjson/cJSON.h>
 #include <math.h>

@@ -10,6 +10,9 @@ Counts    of pairs are kept up to date: a merge changes only the adjacent pairs.
 Length    A pair whose bytes exceed TOKENIZER_MAX_TOKEN_BYTES is not merged.
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/hash.h"
+#include "llmc/common/rng.h"
 #include "llmc/data/tokenizer.h"
 
 enum { BPE_MIN_COUNT = 2 };

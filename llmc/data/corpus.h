@@ -10,6 +10,7 @@ Piece       a document, or about 64 KiB of a longer text, cut where both parts e
 Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/data/tokenizer.h"
 #include <cjson/cJSON.h>

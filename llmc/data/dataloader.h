@@ -23,11 +23,13 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
             is reported by the dataloader_next that would return the batch.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
+#include "llmc/common/range.h"
 #include "llmc/common/rng.h"
 #include "llmc/data/examples.h"
-#include "llmc/common/file_kind.h"
 #include "llmc/shapes/params.h"
 #include <fcntl.h>
 #include <glob.h>

@@ -26,8 +26,10 @@ Rows        Inputs (T) and targets (T) hold several examples one after another, 
 Memory      3 bytes a token, and 16 an example.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/range.h"
 #include "llmc/data/corpus.h"
+#include "llmc/data/tokenizer.h"
 
 // ---- conversations
 

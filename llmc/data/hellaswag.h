@@ -14,8 +14,11 @@ Length      at most T + 1 tokens, since T inputs predict T tokens. A longer cont
             label, the number of endings, and five lists (context and endings), each a count and that many token ids.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/data/corpus.h"
+#include "llmc/data/tokenizer.h"
 #include <math.h>
 
 enum { HELLASWAG_ENDINGS = 4, HELLASWAG_HEADER_INTS = 256, HELLASWAG_MAX_BIN = 256 << 20 };

@@ -7,6 +7,7 @@ Otherwise the CRC32C is of blocks of 64 KiB at equal distances, with the first a
 defines: shard_list, shard_list_difference
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/crc32c.h"
 #include "llmc/data/dataloader.h"
 #include <cjson/cJSON.h>

@@ -8,8 +8,11 @@ shard 1 gets its name last. Its unfinished file is locked as long as the command
 dataloader.h describes the format. A shard starts where the last one ended, perhaps within a document.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/shapes/params.h"
 #include <sys/file.h>
 
 enum { SHARD_VAL, SHARD_TRAIN, SHARD_TOKENS = 100000000 };

@@ -9,6 +9,7 @@ tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t
 A symbol is a token with its bytes written as characters, as tokenizer.h describes.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"

@@ -8,7 +8,8 @@ first block, the embeddings, stays on the device.
 defines: ActivationOffload, offload_open, offload_acquire, offload_store, offload_wait
 */
 #pragma once
-#include "llmc/memory/plan.h"
+#include "llmc/common/device.h"
+
 
 typedef struct {
     const Device *device;

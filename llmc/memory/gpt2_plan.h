@@ -6,10 +6,15 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
          gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
+#include "llmc/common/device.h"
+#include "llmc/common/range.h"
 #include "llmc/memory/backend.h"
-#include "llmc/shapes/activations.h"
 #include "llmc/memory/plan.h"
 #include "llmc/moments.h"
+#include "llmc/shapes/activations.h"
+#include "llmc/shapes/layout.h"
+#include "llmc/shapes/params.h"
+#include "llmc/shapes/slices.h"
 #include "llmc/shapes/update_pieces.h"
 
 // -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits

@@ -15,7 +15,12 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
 defines: attention_flops_per_token, model_flops_per_token, zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 */
 #pragma once
+#include "llmc/common/floatx.h"
+#include "llmc/common/range.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/shapes/activations.h"
+#include "llmc/shapes/layout.h"
+#include "llmc/shapes/params.h"
 
 // of one GEMM of all heads over the pairs of a query and a key, in one block
 static inline double attention_flops_per_token(const GPT2Config *c, int T) { return c->channels * (T + 1.0); }

@@ -39,7 +39,7 @@ Failure   With MPI, a rank that stops with run_error or input_error ends all ran
 */
 #pragma once
 #include "llmc/common/check.h"
-#include "llmc/common/device.h"
+#include "llmc/common/device.h"  // IWYU pragma: export
 #include "llmc/common/range.h"
 #include <stdbool.h>
 

@@ -16,6 +16,7 @@ Errors    Several ranks may find the same error. One rank of each machine claims
           later machines after a delay, and MPI_Abort ends all ranks: one sentence is printed.
 */
 #pragma once
+#include "llmc/common/range.h"
 #include "llmc/parallel/comm.h"
 #include <limits.h>
 #include <sched.h>

@@ -22,6 +22,7 @@ comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for e
 for AdamW, because NCCL also keeps the launch order between communicators.
 */
 #pragma once
+#include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_watch.h"
 #include "llmc/parallel/id_file.h"
 #include "llmc/common/device.cuh"

@@ -15,6 +15,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 */
 #pragma once
 #ifdef HAVE_CUDA
+#include "llmc/parallel/id_file.h"
 #include "llmc/common/device.cuh"
 #endif
 #include "llmc/common/hash.h"

@@ -5,6 +5,8 @@ defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CU
          backend_share_autotune_cache
 */
 #pragma once
+#include "llmc/shapes/params.h"
+#include "llmc/shapes/slices.h"
 #include "llmc/memory/backend.h"
 #include "llmc/common/cache_file.h"
 #include "llmc/cpu_ops.h"

@@ -4,10 +4,28 @@ and no device, and measures nothing.
 defines: print_model_lines, print_machine_lines, print_notes, print_plan, print_version
 */
 #pragma once
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/examples.h"
+#include "llmc/data/hellaswag.h"
+#include "llmc/gemm.h"
+#include "llmc/memory/backend.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/memory/plan.h"
 #include "llmc/memory/traffic.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_open.h"
+#include "llmc/run/backends.h"
 #include "llmc/run/data.h"
 #include "llmc/run/fit.h"
+#include "llmc/run/flag_table.h"
+#include "llmc/run/flags.h"
+#include "llmc/run/model_source.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/activations.h"
+#include "llmc/shapes/params.h"
 
 static inline void print_examples(const RunData *d, int T) {
     const ExampleRows *train = &d->train_rows;

@@ -6,11 +6,24 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
          data_state_check, data_state_seek
 */
 #pragma once
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/common/check.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/hash.h"
+#include "llmc/common/json_file.h"
+#include "llmc/data/corpus.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/examples.h"
 #include "llmc/data/hellaswag.h"
 #include "llmc/data/shard_list.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/data/tokenizer_files.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
+#include "llmc/run/train_args.h"
 
 #define HELLASWAG_BIN "dev/data/hellaswag/hellaswag_val.bin"
 

@@ -6,7 +6,14 @@ TRAIN_GPT2_EARLY_LAUNCHES=0 turns early launches off without a trial.
 defines: early_launches_try
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/cuda_common.cuh"
+#include "llmc/common/device.cuh"
+#include "llmc/common/floatx.h"
+#include "llmc/common/ptx.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/matmul_autotune.cuh"
+#include "llmc/matmul_cublaslt.cuh"
 #include <stddef.h>
 
 enum { EARLY_SIDE = 128, EARLY_KERNELS = 5 };  // a GEMM of the size of a tile, as in training

@@ -11,11 +11,20 @@ Rows        Sequences of a micro-batch have the length of the longest one, round
             a sequence are token 0, and their losses are not used.
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/range.h"
 #include "llmc/data/corpus.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/data/hellaswag.h"
-#include "llmc/run/data.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/params.h"
+#include "llmc/shapes/slices.h"
 #include <assert.h>
 
 // a model as an evaluation sees it

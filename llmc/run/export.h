@@ -12,11 +12,22 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
           end-of-text token, which is byte 0: a newline would stop every text after one line.
 */
 #pragma once
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/gguf.h"
+#include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/model_writer.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/floatx.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/layout.h"
+#include "llmc/shapes/params.h"
 
 static const char *const gguf_tensor_names[NUM_PARAM_TENSORS] = {
     "token_embd.weight", "position_embd.weight", "attn_norm.weight",   "attn_norm.bias",

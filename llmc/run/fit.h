@@ -9,9 +9,21 @@ One ladder lists the flags that save memory. We climb it until the plan fits:
 An error about too little memory climbs it too, and names the flags that would fit.
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
+#include "llmc/common/floatx.h"
+#include "llmc/gemm.h"
+#include "llmc/memory/backend.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/memory/plan.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/flag_table.h"
+#include "llmc/run/flags.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/activations.h"
+#include "llmc/shapes/layout.h"
+#include "llmc/shapes/params.h"
 
 // ---- from flags to the options of a model
 

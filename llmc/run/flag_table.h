@@ -5,8 +5,10 @@ defines: default_args, HELLASWAG_JSON, flag_table, NUM_FLAGS, MAX_SEED, args_che
          print_help
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/flags.h"

@@ -19,9 +19,13 @@ Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p app
           transformers.
 */
 #pragma once
+#include "llmc/common/check.h"
 #include "llmc/common/rng.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
+#include "llmc/run/train_args.h"
 
 // ---- one token
 

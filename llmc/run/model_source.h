@@ -3,9 +3,18 @@ The model of a new or resumed run: the shape or weights of -e, or with -y 1 the 
 defines: ModelSource, model_source, hash_weights, check_trained, check_length, check_rows
 */
 #pragma once
-#include "llmc/common/hash.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/flag_table.h"
+#include "llmc/checkpoint/llmc_file.h"
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/hash.h"
+#include "llmc/common/range.h"
+#include "llmc/run/flags.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/params.h"
+#include "llmc/shapes/slices.h"
 
 typedef struct {
     GPT2Config config;

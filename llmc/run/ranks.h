@@ -8,10 +8,17 @@ The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1, wh
 ranks. A second signal ends the program at once.
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
+#include "llmc/common/floatx.h"
 #include "llmc/common/hash.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_open.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/flag_table.h"
+#include "llmc/run/flags.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/train_args.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <signal.h>

@@ -6,9 +6,18 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/json_file.h"
+#include "llmc/memory/gpt2_plan.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/flag_table.h"
+#include "llmc/run/flags.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/schedule.h"
+#include "llmc/run/train_args.h"
+#include "llmc/shapes/params.h"
 #include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/stat.h>

@@ -5,9 +5,15 @@ defines: RunText, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenize
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
+#include "llmc/common/json_file.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/run/train_args.h"
+#include "llmc/shapes/params.h"
 #include <ctype.h>
 #include <glob.h>
 #include <unistd.h>

@@ -10,12 +10,16 @@ Tokenizer   OUT_merges.txt, where training on the shards finds it
 Memory      a block and its tokens for each thread, and the window of corpus.h
 */
 #pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
 #include "llmc/data/bpe_trainer.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/shard_writer.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/run_dir.h"
+#include "llmc/run/train_args.h"
 #include <omp.h>
 
 enum { TOKENIZE_BLOCK = 1 << 20 };  // bytes

@@ -19,10 +19,14 @@ To add an operation: shapes, unless a neighbour's fit; a CALL; a fill_ function 
 in the table at the end.
 */
 #pragma once
-#include "llmc/parallel/comm.h"
-#include "llmc/cpu_ops.h"
-#include "llmc/op_call.h"
+#include "llmc/classifier.h"
+#include "llmc/common/range.h"
 #include "llmc/common/rng.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/moments.h"
+#include "llmc/op_call.h"
+#include "llmc/ops.h"
+#include "llmc/parallel/comm.h"
 
 // ---- shapes
 

@@ -4,7 +4,6 @@ defines: Child, ChildEvent, child_start, child_line, child_end
 posix_spawn starts the child: no code of ours runs in a copy of this process, whose CUDA and MPI would not be valid.
 */
 #pragma once
-#include "llmc/common/check.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

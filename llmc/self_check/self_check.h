@@ -14,11 +14,17 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
 #pragma once
-#include "llmc/memory/backend.h"
 #include "llmc/common/cache_file.h"
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
 #include "llmc/common/hash.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/memory/backend.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/self_check/cases.h"
 #include "llmc/self_check/child.h"
+#include "llmc/shapes/params.h"
+#include "llmc/shapes/slices.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <sys/prctl.h>

@@ -20,7 +20,6 @@ defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activatio
          activation_slot
 */
 #pragma once
-#include "llmc/common/check.h"
 #include "llmc/shapes/slices.h"
 #include <limits.h>
 

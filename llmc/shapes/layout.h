@@ -42,7 +42,9 @@ belongs to head 7 of K. test_params.c computes the same numbers.
                  h.3.attn.c_attn.weight in model.safetensors, transposed as in Hugging Face's files.
 */
 #pragma once
-#include "llmc/shapes/slices.h"
+#include "llmc/common/check.h"
+#include "llmc/ops.h"
+#include "llmc/shapes/slices.h"  // IWYU pragma: export
 
 // How -z, -tp and --offload divide the state of a model, and which rank this is. 0 as a size means 1.
 typedef struct {

@@ -11,7 +11,7 @@ Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layerno
 */
 #pragma once
 #include "llmc/common/check.h"
-#include "llmc/common/floatx.h"
+#include "llmc/common/floatx.h"  // IWYU pragma: export
 #include "llmc/ops.h"
 #include "llmc/common/rng.h"
 

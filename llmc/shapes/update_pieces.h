@@ -4,6 +4,7 @@ on. With --offload a piece has at most MAX_PIECE elements.
 defines: MAX_PIECE, piece_elements, UpdatePiece, update_pieces, num_update_ranges, piece_update_ranges
 */
 #pragma once
+#include "llmc/ops.h"
 #include "llmc/shapes/layout.h"
 
 // elements of an offloaded piece: copies of 4 MiB and more reach the rate of a PCIe link
