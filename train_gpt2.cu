@@ -387,7 +387,8 @@ static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv,
 
 // Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. On one rank A is C, U is 4C, and
 // row_parallel_forward is matmul_forward. With -tp this rank has its rows of the residual stream, and of qkv, attention
-// and the MLP all rows of its own heads and d_ff: layernorm_output all-gathers, row_parallel_forward reduce-scatters.
+// and the MLP all rows of its own heads and MLP channels: layernorm_output all-gathers, row_parallel_forward
+// reduce-scatters.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const BlockParams *p = &m->block_params[l];

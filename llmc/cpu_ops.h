@@ -3,15 +3,15 @@ The operations on the CPU: the fast ones and the textbook's. A signature that di
 defines: cpu_ops, reference_ops
 */
 #pragma once
-#include "llmc/adamw_cpu.h"  // IWYU pragma: export
-#include "llmc/attention_cpu.h"  // IWYU pragma: export
-#include "llmc/classifier_cpu.h"  // IWYU pragma: export
-#include "llmc/embedding_cpu.h"  // IWYU pragma: export
-#include "llmc/gelu_cpu.h"  // IWYU pragma: export
+#include "llmc/adamw_cpu.h"        // IWYU pragma: export
+#include "llmc/attention_cpu.h"    // IWYU pragma: export
+#include "llmc/classifier_cpu.h"   // IWYU pragma: export
+#include "llmc/embedding_cpu.h"    // IWYU pragma: export
+#include "llmc/gelu_cpu.h"         // IWYU pragma: export
 #include "llmc/global_norm_cpu.h"  // IWYU pragma: export
-#include "llmc/gradient_cpu.h"  // IWYU pragma: export
-#include "llmc/layernorm_cpu.h"  // IWYU pragma: export
-#include "llmc/matmul_cpu.h"  // IWYU pragma: export
+#include "llmc/gradient_cpu.h"     // IWYU pragma: export
+#include "llmc/layernorm_cpu.h"    // IWYU pragma: export
+#include "llmc/matmul_cpu.h"       // IWYU pragma: export
 #include "llmc/ops.h"
 #include "llmc/residual_cpu.h"  // IWYU pragma: export
 

@@ -3,15 +3,15 @@ The CUDA backend: the kernels of every operation, in one table. A signature that
 defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 */
 #pragma once
-#include "llmc/adamw.cuh"  // IWYU pragma: export
-#include "llmc/attention.cuh"  // IWYU pragma: export
-#include "llmc/classifier.cuh"  // IWYU pragma: export
-#include "llmc/embedding.cuh"  // IWYU pragma: export
-#include "llmc/gelu.cuh"  // IWYU pragma: export
+#include "llmc/adamw.cuh"        // IWYU pragma: export
+#include "llmc/attention.cuh"    // IWYU pragma: export
+#include "llmc/classifier.cuh"   // IWYU pragma: export
+#include "llmc/embedding.cuh"    // IWYU pragma: export
+#include "llmc/gelu.cuh"         // IWYU pragma: export
 #include "llmc/global_norm.cuh"  // IWYU pragma: export
-#include "llmc/gradient.cuh"  // IWYU pragma: export
-#include "llmc/layernorm.cuh"  // IWYU pragma: export
-#include "llmc/matmul.cuh"  // IWYU pragma: export
+#include "llmc/gradient.cuh"     // IWYU pragma: export
+#include "llmc/layernorm.cuh"    // IWYU pragma: export
+#include "llmc/matmul.cuh"       // IWYU pragma: export
 #include "llmc/ops.h"
 #include "llmc/residual.cuh"  // IWYU pragma: export
 
@@ -22,4 +22,4 @@ static const Ops cuda_ops = {OPS(CUDA_OP)};
 
 enum {
     CUDA_MATMUL_WORKSPACE = 64 << 20
-};  // minimum of bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh
+};  // minimum, in bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh

@@ -444,12 +444,6 @@ static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const L
 
 enum { AUTOTUNE_KEY = LT_KEY_TEXT + 320, AUTOTUNE_VALUE = 2 * sizeof(cublasLtMatmulAlgo_t) + 64 };  // bytes
 
-static inline bool autotune_parse(const char *value, int *fused, cublasLtMatmulAlgo_t *algo) {
-    int at = 0;
-    return sscanf(value, "%d\t%n", fused, &at) == 1 && at > 0 &&
-           parse_hex(value + at, reinterpret_cast<unsigned char *>(algo), sizeof *algo);
-}
-
 // Adds an entry at once: a run that is killed and resumed computes the same bits. A failure is reported once and does
 // not stop the run.
 static inline void autotune_save(CudaMatmuls *mm, const char *key, const LtAlgorithm *alg, float microseconds) {
@@ -498,7 +492,8 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
     lt_key_text(text, sizeof text, mm, &alg.key);
     snprintf(key, sizeof key, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), text);
     if (mm->cache_path && cache_find(mm->cache_path, key, value, sizeof value) &&
-        autotune_parse(value, &fused, &alg.algo) && lt_algorithm_from(mm, &alg, p, fused, alg.algo)) {
+        parse_number_and_hex(value, &fused, &alg.algo, sizeof alg.algo) &&
+        lt_algorithm_from(mm, &alg, p, fused, alg.algo)) {
         return alg;
     }
     alg.untimed = !timed;

@@ -76,7 +76,7 @@ OPS(HOOKED_OP)
 #define HOOKED(op, ...) .op = hooked_##op,
 static const Ops hooked_ops = {OPS(HOOKED)};
 
-// minimum of bytes that the operation reads and writes
+// lower bound of the bytes that the operation reads and writes
 static inline double op_call_bytes(const OpCall *call) {
     double bytes = 0;
     for (const Operand *o = call->operand; o->name; o++) {

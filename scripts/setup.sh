@@ -3,10 +3,9 @@
 # PURPOSE is build, gpu, train, test, lint, bench, fuzz, aarch64 or peers.
 # gpu: for a machine with CUDA's toolkit. make, g++, cJSON and cmocka build the program and what scripts/gpu_check.sh
 # runs. Nothing else is installed.
-# For the tests, pip installs tiktoken and other packages into build/py, and into build/cuda_tools CUDA's disassembler on
-# a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
-# with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
-# hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
+# For the tests, pip installs tiktoken and other packages into build/py, and with nvcc CUDA's disassembler into
+# build/cuda_tools. peers: the packages of test, and in build/py the programs that tests compare with: PyTorch,
+# lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.

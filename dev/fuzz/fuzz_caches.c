@@ -6,12 +6,13 @@
 static void read_caches(FuzzBytes input) {
     FallbackKernels fallback;
     unsigned char algo[64];
+    int fused;
     char value[192] = "";
     bool autotune = fuzz_choice(&input, 2) == 0;
     const char *path = fuzz_write("cache", input);
     memset(&fallback, 0, sizeof fallback);
     if (autotune) {
-        if (cache_find(path, "GPU", value, sizeof value)) { parse_hex(value, algo, sizeof algo); }
+        if (cache_find(path, "GPU", value, sizeof value)) { parse_number_and_hex(value, &fused, algo, sizeof algo); }
         fuzz_require(!strchr(value, '\n'), "a value of one line");
     } else if (self_check_recall(path, "GPU", &fallback)) {
         for (int i = 0; i < NUM_FALLBACKS; i++) {

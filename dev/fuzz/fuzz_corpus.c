@@ -64,8 +64,8 @@ static void check_json(Corpus *c, FuzzBytes text) {
         fuzz_require(piece.line == number && piece.bytes == line.size && memcmp(piece.text, line.data, line.size) == 0,
                      "the lines in their order");
         cJSON *json;  // stops as --tokenize does
-        const char *trouble, *document = corpus_document(piece.text, piece.bytes, CORPUS_FIELD, &json, &trouble);
-        if (!document) { corpus_refuse(c, &piece, trouble); }
+        const char *error, *document = corpus_document(piece.text, piece.bytes, CORPUS_FIELD, &json, &error);
+        if (!document) { corpus_refuse(c, &piece, error); }
         cJSON_Delete(json);
     }
 }

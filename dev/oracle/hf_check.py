@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(sys.path.pop(0))  # last: transformers must not import the safetensors.py beside this file
 try:
     import torch
     import transformers

@@ -131,12 +131,16 @@ static void test_cache_entries(void **state) {
 
 static void test_hex(void **state) {
     (void)state;
+    int number = 0;
     unsigned char bytes[2] = {0, 0};
-    const char *const wrong[] = {"", "0af", "0aff0", "0aFF", "\t0aff", "0a\tff"};
-    assert_true(parse_hex("0aff\t12.5", bytes, 2));
+    const char *const wrong[] = {"", "0aff", "x\t0aff", "3\t0af", "3\t0aff0", "3\t0aFF", "3\t0a\tff"};
+    assert_true(parse_number_and_hex("3\t0aff\t12.5", &number, bytes, 2));
+    assert_int_equal(number, 3);
     assert_int_equal(bytes[0], 10);
     assert_int_equal(bytes[1], 255);
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) { assert_false(parse_hex(wrong[i], bytes, 2)); }
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_false(parse_number_and_hex(wrong[i], &number, bytes, 2));
+    }
 }
 
 int main(void) {

@@ -165,7 +165,8 @@ static void check_kind(const Arrays *from, Sizes s, int kind) {
         Matmul q = gemm_of(many, s, kind);
         memcpy(many, start, sizeof *many);
         run(&q, threads);
-        assert_true(memcmp(many, one, sizeof *one) == 0);  // cmocka's own comparison takes most of the test's time
+        const void *got = many, *expected = one;
+        assert_true(memcmp(got, expected, sizeof *one) == 0);  // cmocka's comparison takes most of the test's time
     }
     free(start), free(one), free(many), free(wanted);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Rules of the tree that a compiler does not check: the size of its front doors, and what a plan may include. `make lint`
-# checks that each header includes what it uses, and that folders include each other in one direction.
+# Rules of the tree that a compiler does not check: the size of its front doors, and what a plan may include.
+# dev/includes.py, in `make lint`, checks the includes of each header.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 # shellcheck source=dev/test/harness.sh

@@ -2,6 +2,7 @@
 // file, llm.c's files are written as an independent loop writes them, and bad files are refused in one sentence.
 #include "testing.h"
 #include "llmc/checkpoint/model_writer.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
@@ -449,7 +450,7 @@ TEST(test_configs) {
         assert_refused(folder, others[i][1]);
     }
     unlink(config);
-    assert_refused(folder, "put a config.json with n_head beside it");
+    assert_refused(folder, "put a config.json with n_head there");
     unlink(joined(folder, "model.safetensors"));
     assert_refused(folder, "No such file");
     assert_refused(temp_path("no_such_folder"), "No such file");

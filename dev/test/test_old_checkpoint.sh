@@ -26,6 +26,7 @@ val_loss() { losses "$1/metrics.jsonl" | awk -v step="$2" '$1 == step && $2 == "
 resumes() { # RUN: to step 12, as the uninterrupted run
     "$trainer" -o "$1" -y 1 >"$out" 2>&1 </dev/null || echo "exit status $?"
     grep -qF 'resumed   at step 8' "$out" || echo "did not resume at step 8"
+    grep -E 'note .* was .*, is now' "$out" # no flag was changed
     same_losses "$1/metrics.jsonl" "$1.jsonl"
     [ -f "$1/step_00000012/state.json" ] || echo "no step_00000012"
 }

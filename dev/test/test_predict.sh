@@ -45,8 +45,8 @@ attention = L * 2 * 7 * C * pairs  # two GEMMs of the forward, five of the backw
 expect("matmuls", sum(c["flops"] * c["times"] for c in calls if "matmuls" in c["group"]), matmuls)
 expect("attention", sum(c["flops"] * c["times"] for c in calls if "attention" in c["group"]), attention)
 expect("all", total["flops"], matmuls + attention)
-expect("flops.h, the step", total["flops_per_token"] * N, matmuls + attention)
-expect("flops.h, the model", total["model_flops_per_token"] * N, matmuls + attention * 6 // 7)'
+expect("traffic.h, the step", total["flops_per_token"] * N, matmuls + attention)
+expect("traffic.h, the model", total["model_flops_per_token"] * N, matmuls + attention * 6 // 7)'
 )"
 report "bytes of a small model" "$(
     record -e l2h2c128 -b 2 -t 64 -d 128 -r 0 -w none

@@ -38,7 +38,7 @@ static double comm_timeout = 600;  // seconds; TEST_TIMEOUT in the environment s
 #include "slice_copy.h"
 #include "testing.h"
 
-enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };
+enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, ROWS = B * T };
 static const GPT2Config config = {13, 300, 384, L, 3, 24};
 
 #define CHECK(holds, ...)                                                                                              \
@@ -445,7 +445,8 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
     return padding;
 }
 
-// Padding heads, units and ids are exactly zero after 50 updates, and so is their state. The loss agrees with one rank.
+// Padding heads, MLP channels and ids are exactly zero after 50 updates, and so is their state. The loss agrees with
+// one rank.
 static void check_padding(const Groups *groups, MasterKind master, DType moments) {
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
@@ -468,7 +469,7 @@ static void check_padding(const Groups *groups, MasterKind master, DType moments
     size_t padding = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         size_t of_tensor = check_padding_of(m, (ParamId)id);
-        padding += id == WTE ? 0 : of_tensor;  // padding of heads and units, not of the vocabulary
+        padding += id == WTE ? 0 : of_tensor;  // padding of heads and MLP channels, not of the vocabulary
     }
     CHECK(comm_max((long long)padding, groups->tp) > 0 || config.num_heads % groups->tp->size == 0,
           "there is no padding");

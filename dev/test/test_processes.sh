@@ -469,7 +469,7 @@ if [ -x "$emulated" ]; then
     tiny=(-i text -e l2h1c8 -t 8 -d 32 -v 0 -s 0 -x 2 -n 2)
     report "emulated kernels on 2 ranks" "$(
         trainer=$emulated
-        export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune  # one autotune cache, so that all runs use the same algorithms
+        export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune  # so that all runs use the same algorithms
         run 0 1 "${tiny[@]}" -b 4 -o emulated_one
         run 0 2 "${tiny[@]}" -b 2 -o first
         for stage in 0 2 3; do

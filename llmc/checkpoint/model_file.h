@@ -177,7 +177,7 @@ static inline void model_weights_path(char *weights, const char *path) {
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
 }
 
-// opens a .safetensors file or an index, and the config.json beside it
+// opens a .safetensors file or an index, and the config.json next to it
 static inline void model_open_hugging_face(ModelFile *model, const char *weights) {
     char config[PATH_LENGTH];
     const char *slash = strrchr(weights, '/');
@@ -186,8 +186,8 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     if (!model_find(model, "", "wte.weight")) { model->prefix = "transformer."; }
     cJSON *json = read_json(config);
     if (!json) {
-        input_error("'%s' has no config.json beside it, expected the model's shape in Hugging Face's form; put a "
-                    "config.json with n_head beside it",
+        input_error("'%s' has no config.json next to it, expected the model's shape in Hugging Face's form; put a "
+                    "config.json with n_head there",
                     weights);
     }
     model_config_from_json(&model->config, json, config);

@@ -1,7 +1,7 @@
 /*
 A cache: a text file with a line for each entry, the key, a tab and the value. The last line of a key counts. Lines of
 another version or a damaged file are never found, or have a value that the reader refuses.
-defines: user_cache_path, cache_path, cache_find, cache_add, parse_hex
+defines: user_cache_path, cache_path, cache_find, cache_add, parse_number_and_hex
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -60,9 +60,11 @@ static inline int cache_add(const char *path, const char *key, const char *value
     return fclose(file) == 0 ? 0 : errno;
 }
 
-// Reads 2 * n hex digits, which end before another character. False if there are not as many.
-static inline bool parse_hex(const char *text, unsigned char *bytes, size_t n) {
-    if (strspn(text, "0123456789abcdef") != 2 * n) { return false; }
-    for (size_t i = 0; i < n; i++) { sscanf(text + 2 * i, "%2hhx", &bytes[i]); }
+// Parses a number, a tab and 2 * n hex digits, which end before another character; false if text has another form.
+static inline bool parse_number_and_hex(const char *text, int *number, void *bytes, size_t n) {
+    int at = 0;
+    if (sscanf(text, "%d\t%n", number, &at) != 1 || at == 0) { return false; }
+    if (strspn(text + at, "0123456789abcdef") != 2 * n) { return false; }
+    for (size_t i = 0; i < n; i++) { sscanf(text + at + 2 * i, "%2hhx", (unsigned char *)bytes + i); }
     return true;
 }

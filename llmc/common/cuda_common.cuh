@@ -7,9 +7,9 @@ A kernel uses hardware instructions only through functions of this file and of p
 a CPU. Shared memory is declared by the macros of ptx.cuh and passed as SharedPtr<T>, so that the tests check accesses.
 */
 #pragma once
-#include "llmc/common/check.h"  // IWYU pragma: export
+#include "llmc/common/check.h"   // IWYU pragma: export
 #include "llmc/common/floatx.h"  // IWYU pragma: export
-#include "llmc/common/ptx.cuh"  // IWYU pragma: export
+#include "llmc/common/ptx.cuh"   // IWYU pragma: export
 #include <type_traits>
 
 // ---- calls and launches

@@ -6,7 +6,7 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stre
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"  // IWYU pragma: export
-#include "llmc/common/device.h"  // IWYU pragma: export
+#include "llmc/common/device.h"         // IWYU pragma: export
 #include <sys/resource.h>
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM

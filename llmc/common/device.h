@@ -13,7 +13,7 @@ which must not write to its source or touch its destination before copy_wait. A 
 it begins, and for no copy begun outside of it.
 */
 #pragma once
-#include "llmc/common/check.h"  // IWYU pragma: export
+#include "llmc/common/check.h"   // IWYU pragma: export
 #include "llmc/common/floatx.h"  // IWYU pragma: export
 #include <omp.h>
 #include <stdbool.h>

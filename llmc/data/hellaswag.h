@@ -204,7 +204,7 @@ static inline bool hellaswag_encode(HellaSwag *set, const Tokenizer *tokenizer, 
     return cut;
 }
 
-// Adds the example of a line. False: the line is none.
+// Adds the example of a line. False if the line is not an example.
 static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
                                       const cJSON *json) {
     const char *context = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "ctx"));

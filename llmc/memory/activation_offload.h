@@ -1,15 +1,14 @@
 /*
 --offload 4: the inputs of blocks that the forward saves (the residual stream; at -r 4 one per checkpoint segment) are
 in pinned host memory. Input i is in slot i % 2 of the device.
-  forward    input i is downloaded from slot i % 2 beside the next block, which writes the other slot
-  backward   input i - 1 is uploaded beside the backward of the blocks that read input i
+  forward    input i is downloaded from slot i % 2 while the next block writes the other slot
+  backward   input i - 1 is uploaded while the blocks that read input i run backward
 The residual stream after the last block is not an input: the final layernorm reads it from its slot. The input of the
 first block, the embeddings, stays on the device.
 defines: ActivationOffload, offload_open, offload_acquire, offload_store, offload_wait
 */
 #pragma once
 #include "llmc/common/device.h"
-
 
 typedef struct {
     const Device *device;
@@ -53,7 +52,7 @@ static inline void offload_store(ActivationOffload *in, int i) {
                                                    in->bytes, in->ex);
 }
 
-// Work enqueued from now on may read input i. Inputs are read in descending order, and the next one is uploaded beside
+// Work enqueued from now on may read input i. Inputs are read in descending order, and the next one is uploaded during
 // that work. The last input is still in its slot.
 static inline void offload_wait(ActivationOffload *in, int i) {
     if (!in->host || i < 0) { return; }

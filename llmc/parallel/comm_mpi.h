@@ -7,7 +7,7 @@ defines: comm_mpi_open, comm_mpi_for_device, mpi_started, mpi_answer_pings, mpi_
   broadcast        MPI_Ibcast
 A piece is at most COMM_PIECE_BYTES, so the buffers do not grow with a call.
 
-Waiting   No call blocks inside MPI. MPI_Test is polled with a clock, at first yielding the core, later sleeping,
+Waiting   No call blocks inside MPI. MPI_Test is polled until a deadline, at first yielding the core, later sleeping,
           because there may be more ranks than cores. Start mpirun with `--bind-to none`, or all threads of a rank run
           on one core.
 Timeout   A rank that waits for COMM_TIMEOUT pings all others. Ranks that wait too answer, so the error names only ranks

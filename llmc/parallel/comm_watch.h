@@ -35,7 +35,7 @@ static inline void *watch_run(void *watch) {
     return NULL;
 }
 
-// Starts the thread. `of` stays valid until watch_close.
+// Starts the thread. `ctx` stays valid until watch_close.
 static inline void watch_open(Watch *w, void (*check)(void *ctx, double waited), void *ctx) {
     memset(w, 0, sizeof *w);
     w->check = check;

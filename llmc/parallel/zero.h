@@ -31,7 +31,7 @@ defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param_name, 
          zero_gathers_layers, zero_norm_squared
 */
 #pragma once
-#include "llmc/ops.h"  // IWYU pragma: export
+#include "llmc/ops.h"            // IWYU pragma: export
 #include "llmc/parallel/comm.h"  // IWYU pragma: export
 #include "llmc/shapes/layout.h"  // IWYU pragma: export
 

@@ -375,6 +375,15 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     a->rank = host->rank;
 }
 
+// True if a run's config.json has the value that an older version chose for `auto`. Such flags are listed there.
+static inline bool flag_was_auto(const cJSON *config, const char *flag) {
+    const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(config, "chosen");
+    cJSON_ArrayForEach(name, chosen) {
+        if (cJSON_IsString(name) && strcmp(name->valuestring, flag) == 0) { return true; }
+    }
+    return false;
+}
+
 // Reads the command line; the defaults of a resumed run are the flags in its config.json. Returns that JSON, or NULL.
 // Strings in *args point into it: delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
@@ -391,13 +400,8 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json);
-    // older versions saved the values that -r auto chose, and listed the flags here
-    const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(json, "chosen");
-    cJSON_ArrayForEach(name, chosen) {
-        const char *flag = cJSON_GetStringValue(name);
-        if (flag && strcmp(flag, "recompute") == 0) { args->recompute = RECOMPUTE_AUTO; }
-        if (flag && strcmp(flag, "fuse-gelu") == 0) { args->fuse_gelu = FUSE_GELU_AUTO; }
-    }
+    if (flag_was_auto(json, "recompute")) { args->recompute = RECOMPUTE_AUTO; }
+    if (flag_was_auto(json, "fuse-gelu")) { args->fuse_gelu = FUSE_GELU_AUTO; }
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }

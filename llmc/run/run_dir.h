@@ -161,7 +161,10 @@ static inline void print_changed_flags(const TrainArgs *a) {
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
-        if (!old || flag_choice_index("resume output", item->string) >= 0) { continue; }
+        if (!old || flag_choice_index("resume output gpu-log", item->string) >= 0) { continue; }
+        if (flag_was_auto(before, item->string) && cJSON_IsString(item) && strcmp(item->valuestring, "auto") == 0) {
+            continue;
+        }
         char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
         if (strcmp(old_value, value) != 0) {
             printf("note      --%s was %s, is now %s\n", item->string, old_value, value);

@@ -104,7 +104,7 @@ static inline void check_shards(const Tokenizer *tokenizer, const char *path, co
     for (int i = 0; i < 2; i++) { find_merges_of_shards(merges[i], shards[i]); }
     if (strcmp(path, own) != 0 && strcmp(path, merges[0]) != 0) { return; }
     for (int i = 0; i < 2; i++) {
-        if (!*merges[i] || !token_path_is_shard(shards[i]) || strcmp(merges[i], path) == 0) { continue; }
+        if (!shards[i] || !*merges[i] || !token_path_is_shard(shards[i]) || strcmp(merges[i], path) == 0) { continue; }
         Tokenizer other = tokenizer_open(merges[i]);
         bool same = tokenizer_fingerprint(&other) == tokenizer_fingerprint(tokenizer);
         tokenizer_free(&other);

@@ -681,7 +681,7 @@ static inline Problem problem_describe(const OpCase *op, const OpShape *shape, i
     return p;
 }
 
-// minimum of bytes that the operation reads and writes
+// lower bound of the bytes that the operation reads and writes
 static inline double problem_bytes(const Problem *p) { return op_call_bytes(&p->call); }
 
 static inline size_t array_bytes(const Array *a) { return a->n * dtype_size(a->dtype); }

@@ -18,7 +18,7 @@ have C channels. A slice is at most three rectangles of the whole tensor. Initia
 keyed by an element's offset in the whole tensor, so they do not depend on t.
 */
 #pragma once
-#include "llmc/common/range.h"  // IWYU pragma: export
+#include "llmc/common/range.h"   // IWYU pragma: export
 #include "llmc/shapes/params.h"  // IWYU pragma: export
 
 // the sizes of one tensor-parallel rank
