@@ -5,7 +5,8 @@
 # runs. Nothing else is installed.
 # For the tests, pip installs tiktoken and other packages into build/py, and with nvcc CUDA's disassembler into
 # build/cuda_tools. peers: the packages of test, and in build/py the programs that tests compare with: PyTorch,
-# lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
+# lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
+# For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
