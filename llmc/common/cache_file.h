@@ -65,6 +65,10 @@ static inline bool parse_number_and_hex(const char *text, int *number, void *byt
     int at = 0;
     if (sscanf(text, "%d\t%n", number, &at) != 1 || at == 0) { return false; }
     if (strspn(text + at, "0123456789abcdef") != 2 * n) { return false; }
-    for (size_t i = 0; i < n; i++) { sscanf(text + at + 2 * i, "%2hhx", (unsigned char *)bytes + i); }
+    for (size_t i = 0; i < n; i++) {
+        unsigned byte = 0;
+        sscanf(text + at + 2 * i, "%2x", &byte);
+        ((unsigned char *)bytes)[i] = (unsigned char)byte;
+    }
     return true;
 }
