@@ -367,7 +367,7 @@ static int golden_close(void **state) {
 static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
     gpt2_build(m, g->file.config, options, alone());
     ModelState state = gpt2_state(m);
-    weights_load(&g->file, "params.", &state);
+    state_load(&g->file, "params.", &state);
     zero_params_changed(&m->zero);
 }
 
@@ -1260,7 +1260,7 @@ static void assert_detectors_equal(const OutlierDetector *a, const OutlierDetect
 
 static void assert_runs_equal(const Run *a, const Run *b) {
     assert_int_equal(a->step, b->step);
-    assert_int_equal(dataloader_position(&a->data.train_loader), dataloader_position(&b->data.train_loader));
+    assert_int_equal(a->data.train_loader.position, b->data.train_loader.position);
     assert_models_equal(&a->model, &b->model);
     assert_detectors_equal(&a->outliers.loss, &b->outliers.loss);
     assert_detectors_equal(&a->outliers.norm, &b->outliers.norm);
@@ -1578,11 +1578,11 @@ TEST(test_outlier_detectors) {
     }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 in a window around 1; NaN
         State before = copy_state(&run.model);
-        uint64_t position = dataloader_position(&run.data.train_loader);
+        uint64_t position = run.data.train_loader.position;
         StepReport report = train_step(&run);
         assert_string_equal(report.skipped, i == 0 ? "loss is an outlier" : "loss is not finite");
         assert_int_equal(report.step, 2 + i);
-        assert_int_equal(dataloader_position(&run.data.train_loader), position + 4);
+        assert_int_equal(run.data.train_loader.position, position + 4);
         assert_true(state_is(&run.model, &before));
         state_free(&before);
         break_weights(&run.model);
@@ -1690,11 +1690,11 @@ static void check_origin(int first, int last, bool broken, const char *expected)
     train_step(&run);
     insert_fault(&run, &ops, first, last, (real)NAN);
     if (broken) { break_weights(&run.model); }
-    uint64_t position = dataloader_position(&run.data.train_loader);
+    uint64_t position = run.data.train_loader.position;
     StepReport report = train_step(&run);
     assert_string_equal(report.skipped, "loss is not finite");
     assert_non_null(strstr(report.origin, expected));
-    assert_int_equal(dataloader_position(&run.data.train_loader), position + 4);
+    assert_int_equal(run.data.train_loader.position, position + 4);
     assert_ptr_equal(run.model.ops, &ops);
     assert_null(run.model.exec.hooks);
     assert_int_equal(run.model.options.graph, broken);

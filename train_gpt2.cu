@@ -329,7 +329,7 @@ static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
 // Loads the weights of an open model of the same shape.
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
     ModelState state = gpt2_state(m);
-    weights_load(file, "", &state);
+    state_load(file, "", &state);
     zero_params_changed(&m->zero);
 }
 
@@ -1082,7 +1082,7 @@ static bool start_step(Run *run) {
     report->skipped = "";
     *report->origin = 0;
     if (run->args->overfit) { dataloader_seek(loader, 0); }
-    uint64_t first = dataloader_position(loader), sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
+    uint64_t first = loader->position, sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
     m->update_targets = (real)dataloader_targets(loader, first, sequences);
     if (!enqueue_gradients(run, num_ranks(run->args) == 1)) {
         dataloader_seek(loader, first);

@@ -10,6 +10,6 @@ static inline void block_load(const ModelFile *file, const char *prefix, real *b
     ModelState s = {&file->config, &cpu_device, {0}, {0}, NULL, NULL};
     s.optimizer.params = (floatX *)xcalloc(param_layout(&file->config).total, sizeof(floatX));
     s.optimizer.master = block;
-    weights_load(file, prefix, &s);
+    state_load(file, prefix, &s);
     free(s.optimizer.params);
 }

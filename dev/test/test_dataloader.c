@@ -196,7 +196,7 @@ static void stop_at_bad_id(void *B) {
     DataLoader loader;
     open_bad_loader(&loader, *(const int *)B);
     for (int i = 0; i < 3; i++) {
-        if (dataloader_position(&loader) != (uint64_t)i) { _exit(99); }
+        if (loader.position != (uint64_t)i) { _exit(99); }
         dataloader_next(&loader);
     }
 }
@@ -212,7 +212,7 @@ TEST(test_bad_id_in_a_batch) {
     dataloader_next(&loader);     // has read the bad one ahead
     dataloader_seek(&loader, 3);  // and forgets it
     dataloader_next(&loader);
-    assert_int_equal(dataloader_position(&loader), 4);
+    assert_int_equal(loader.position, 4);
     dataloader_close(&loader);
 }
 
@@ -267,10 +267,10 @@ TEST(test_plain_order) {
     TokenFiles files = open_files("order_*.txt");
     DataLoader loader;
     open_plain(&loader, &files, 2, 2);
-    assert_int_equal(dataloader_sequences_per_epoch(&loader), 5);
+    assert_int_equal(loader.sequences_per_epoch, 5);
     static const char *const batches[] = {"abcdbcde", "efjkfgkl", "lmabmnbc", "cdefdefg"};
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(dataloader_position(&loader), 2 * i);
+        assert_int_equal(loader.position, 2 * i);
         dataloader_next(&loader);
         for (int t = 0; t < 4; t++) {
             assert_int_equal(loader.inputs[t], batches[i][t]);
@@ -285,11 +285,11 @@ TEST(test_length_one) {
     TokenFiles files = open_files("ab.txt");
     DataLoader loader;
     open_plain(&loader, &files, 3, 1);  // more sequences a batch than there are
-    assert_int_equal(dataloader_sequences_per_epoch(&loader), 1);
+    assert_int_equal(loader.sequences_per_epoch, 1);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){'a', 'a', 'a'}, 3);
     assert_ids(loader.targets, (int[]){'b', 'b', 'b'}, 3);
-    assert_int_equal(dataloader_position(&loader), 3);
+    assert_int_equal(loader.position, 3);
     close_all(&loader, &files);
 }
 
@@ -364,7 +364,7 @@ TEST(test_ranks) {
                 dataloader_next(&one[r]);
                 assert_ids(one[r].inputs, all.inputs + r * n, n);
                 assert_ids(one[r].targets, all.targets + r * n, n);
-                assert_int_equal(dataloader_position(&one[r]), dataloader_position(&all));
+                assert_int_equal(one[r].position, all.position);
             }
         }
         for (int r = 0; r < R; r++) { dataloader_close(&one[r]); }
@@ -382,10 +382,10 @@ TEST(test_seek) {
         dataloader_open(&whole, &files, B, FOUR_T, true, 5, 1, 2, 65536);
         dataloader_open(&resumed, &files, B, FOUR_T, true, 5, 1, 2, 65536);
         for (int i = 0; i < stop; i++) { dataloader_next(&whole); }
-        assert_int_equal(dataloader_position(&whole), 2 * B * stop);  // batches read ahead do not count
-        if (stop % 2) { dataloader_next(&resumed); }                  // fresh, or used
-        dataloader_seek(&resumed, dataloader_position(&whole));
-        assert_int_equal(dataloader_position(&resumed), 2 * B * stop);
+        assert_int_equal(whole.position, 2 * B * stop);  // batches read ahead do not count
+        if (stop % 2) { dataloader_next(&resumed); }     // fresh, or used
+        dataloader_seek(&resumed, whole.position);
+        assert_int_equal(resumed.position, 2 * B * stop);
         for (int i = stop; i < BATCHES; i++) {
             dataloader_next(&whole);
             dataloader_next(&resumed);
@@ -490,8 +490,8 @@ TEST(test_split_loaders) {
         DataLoader loader;
         dataloader_open(&loader, &parts[p], 1, 1, true, 0, 0, 1, 65536);
         token_files_close(&parts[p]);
-        assert_int_equal(dataloader_sequences_per_epoch(&loader), sequences[p]);
-        while (dataloader_position(&loader) < sequences[p]) {
+        assert_int_equal(loader.sequences_per_epoch, sequences[p]);
+        while (loader.position < sequences[p]) {
             dataloader_next(&loader);
             seen[p][loader.inputs[0]] = seen[p][loader.targets[0]] = true;
         }
@@ -612,8 +612,8 @@ TEST(test_large_file) {
     TokenFiles files = open_files("large.bin");
     DataLoader loader;
     open_plain(&loader, &files, 1, LARGE_T);
-    assert_int_equal(dataloader_sequences_per_epoch(&loader), (LARGE_TOKENS - 1) / LARGE_T);
-    dataloader_seek(&loader, dataloader_sequences_per_epoch(&loader) - 1);
+    assert_int_equal(loader.sequences_per_epoch, (LARGE_TOKENS - 1) / LARGE_T);
+    dataloader_seek(&loader, loader.sequences_per_epoch - 1);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){100, 101, 102, 103, 104, 105, 106, 107}, LARGE_T);
     assert_ids(loader.targets, (int[]){101, 102, 103, 104, 105, 106, 107, 108}, LARGE_T);

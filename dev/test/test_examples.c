@@ -174,7 +174,7 @@ TEST(test_loader) {
     DataLoader loader[RANKS];
     for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &rows, B, false, 7, r, RANKS); }
     for (int i = 0; i < batches; i++) {
-        uint64_t position = dataloader_position(&loader[0]);
+        uint64_t position = loader[0].position;
         int of_update = 0;
         for (int r = 0; r < RANKS; r++) {
             dataloader_next(&loader[r]);

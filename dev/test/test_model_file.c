@@ -1,7 +1,7 @@
-// model_file.h, safetensors.h, llmc_file.h and model_writer.h: a model loads to the same bits from every form of
+// model_file.h, safetensors.h and model_state.h: a model loads to the same bits from every form of
 // file, llm.c's files are written as an independent loop writes them, and bad files are refused in one sentence.
 #include "testing.h"
-#include "llmc/checkpoint/model_writer.h"
+#include "llmc/checkpoint/model_state.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
 #include "dev/test/block_load.h"
@@ -147,7 +147,7 @@ static void write_shard(const char *folder, const Layout *l, int shard, cJSON *w
     static unsigned char bytes[MANY_BYTES];
     char file[64], name[NAME_LENGTH], full[2 * NAME_LENGTH];
     shard_name(file, shard, l->shards);
-    SafeTensorsWriter w = safetensors_create(joined(folder, file));
+    SafeTensorsWriter w = safetensors_create(joined(folder, file), false);
     for (int pass = 0; pass < 2; pass++) {
         int index = 0, number = 0;
         for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
@@ -508,9 +508,9 @@ TEST(test_llmc_slices) {
         ModelState s = {&a.config, &cpu_device, {0}, sharding, NULL, NULL};
         s.optimizer.params = (floatX *)xcalloc(layout.shard, sizeof(floatX));
         s.optimizer.master = of_a;
-        weights_load(&a, "", &s);
+        state_load(&a, "", &s);
         s.optimizer.master = of_b;
-        weights_load(&b, "", &s);
+        state_load(&b, "", &s);
         assert_memory_equal(of_a, of_b, layout.shard * sizeof(real));
         free(s.optimizer.params);
         free(of_a);

@@ -37,7 +37,7 @@ TEST(test_bytes_written) {
     static const unsigned char data[18] = {0, 0, 0x80, 0x3F, 0,    0, 0,    0xC0, 0,
                                            0, 0, 0x3F, 0x80, 0x3F, 0, 0x40, 0x40, 0x40};
     const char *path = temp_path("bytes");
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     int a = safetensors_declare(&w, "a", DT_BF16, 1, (const size_t[]){3});
     int z = safetensors_declare(&w, "z\"", DT_F32, 0, NULL);
     int b = safetensors_declare(&w, "b", DT_F32, 2, (const size_t[]){2, 1});
@@ -83,7 +83,7 @@ TEST(test_round_trip) {
     enum { N = LEN(cases) };
     static unsigned char data[N][40000], got[40000];
     const char *path = temp_path("round_trip");
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     for (int i = 0; i < N; i++) {
         for (size_t j = 0; j < cases[i].bytes; j++) { data[i][j] = (unsigned char)rng_bits(1, (uint64_t)i, j); }
         assert_int_equal(safetensors_declare(&w, cases[i].name, cases[i].dtype, cases[i].num_dims, cases[i].shape), i);
@@ -121,7 +121,7 @@ TEST(test_round_trip) {
 
 TEST(test_no_tensors) {
     const char *path = temp_path("none");
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     safetensors_begin(&w);
     assert_int_equal(safetensors_finish(&w), 0);
     SafeTensors st = safetensors_open(path);
@@ -138,7 +138,7 @@ TEST(test_large_write) {
     const char *path = temp_path("pieces");
     unsigned char *data = (unsigned char *)xmalloc(BYTES), *file = (unsigned char *)xmalloc(BYTES + 1000);
     for (size_t i = 0; i < BYTES; i++) { data[i] = (unsigned char)rng_bits(2, 0, i); }
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     int large = safetensors_declare(&w, "a", DT_U8, 1, (const size_t[]){BYTES});
     safetensors_begin(&w);
     safetensors_write(&w, large, 0, data, BYTES);
@@ -158,7 +158,7 @@ TEST(test_large_write) {
 TEST(test_more_than_4_gib) {
     const uint64_t large = 5ull << 30;
     const char *path = temp_path("large");
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     int before = safetensors_declare(&w, "a", DT_U8, 1, (const size_t[]){5ull << 30});
     int after = safetensors_declare(&w, "b", DT_U8, 1, (const size_t[]){4});
     safetensors_begin(&w);
@@ -180,7 +180,7 @@ TEST(test_more_than_4_gib) {
 
 static int write_kilobytes(const char *path, size_t count, size_t written) {
     static const unsigned char block[1024];
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     int index = safetensors_declare(&w, "x", DT_U8, 1, (const size_t[]){count * sizeof block});
     safetensors_begin(&w);
     for (size_t i = 0; i < written; i++) { safetensors_write(&w, index, i * sizeof block, block, sizeof block); }
@@ -189,7 +189,7 @@ static int write_kilobytes(const char *path, size_t count, size_t written) {
 
 // the header of a tensor of that shape and one of four bytes, and no data
 static int write_shape(const char *path, int num_dims, const size_t *shape) {
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     safetensors_declare(&w, "x", DT_U8, num_dims, shape);
     safetensors_declare(&w, "y", DT_U8, 1, (const size_t[]){4});
     safetensors_begin(&w);
@@ -205,7 +205,7 @@ TEST(test_write_failures) {
     assert_int_equal(write_kilobytes(temp_dir(), 9, 9), EISDIR);
     assert_int_equal(write_kilobytes(path, SIZE_MAX / 1024, 0), ENODATA);
 
-    SafeTensorsWriter w = safetensors_create(path);  // never begun
+    SafeTensorsWriter w = safetensors_create(path, false);  // never begun
     assert_int_equal(safetensors_finish(&w), ENODATA);
     assert_int_equal(write_shape(path, 2, (const size_t[]){SIZE_MAX / 2, SIZE_MAX / 2}), EOVERFLOW);
     assert_int_equal(write_shape(path, 1, (const size_t[]){SIZE_MAX - 2}), EOVERFLOW);  // the sum of both
@@ -254,7 +254,7 @@ TEST(test_conversions) {
         f16[i] = (uint16_t)(f32[i] == 0 ? 0 : (bits >> 16 & 0x8000) | ((bits >> 13 & 0x3FFFF) - (112 << 10)));
     }
     const char *path = temp_path("numbers");
-    SafeTensorsWriter w = safetensors_create(path);
+    SafeTensorsWriter w = safetensors_create(path, false);
     for (int i = 0; i < 4; i++) {
         safetensors_declare(&w, tensors[i].name, tensors[i].dtype, 1, (const size_t[]){COUNT});
     }

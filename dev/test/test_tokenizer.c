@@ -51,7 +51,7 @@ static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes
 
 TEST(test_bytes) {
     Tokenizer t = tokenizer_bytes();
-    assert_int_equal(tokenizer_vocab_size(&t), 256);
+    assert_int_equal(t.vocab_size, 256);
     assert_int_equal(t.end_of_text, '\n');
     const int expected[] = {0, 'a', 255, '\n', 0x80};
     assert_encodes(&t, "\0a\xFF\n\x80", 5, expected, 5);
@@ -146,7 +146,7 @@ TEST(test_unicode_classes) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void assert_is_small(const Tokenizer *t) {
-    assert_int_equal(tokenizer_vocab_size(t), SMALL_VOCAB);
+    assert_int_equal(t->vocab_size, SMALL_VOCAB);
     assert_int_equal(t->end_of_text, SMALL_VOCAB - 1);
     for (int i = 0; i <= NUM_SMALL_MERGES; i++) {
         assert_decodes(t, 256 + i, SMALL_TOKENS[i], strlen(SMALL_TOKENS[i]));
@@ -189,11 +189,10 @@ TEST(test_merges_file) {
 
 // gpt2_tokenizer.bin of a tokenizer; returns its length. data: 1 KiB + 256 bytes a token at least.
 static size_t make_bin(const Tokenizer *t, int version, char *data) {
-    int32_t header[TOKENIZER_BIN_HEADER] = {20240328, version, tokenizer_vocab_size(t),
-                                            version > 1 ? t->end_of_text : 0};
+    int32_t header[TOKENIZER_BIN_HEADER] = {20240328, version, t->vocab_size, version > 1 ? t->end_of_text : 0};
     memcpy(data, header, sizeof header);
     size_t at = sizeof header;
-    for (int id = 0; id < tokenizer_vocab_size(t); id++) {
+    for (int id = 0; id < t->vocab_size; id++) {
         size_t bytes;
         const char *token = tokenizer_decode(t, id, &bytes);
         data[at++] = (char)bytes;
@@ -436,7 +435,7 @@ TEST(test_too_long_token) {
     }
     assert_refused("line 8: ", text, at);
     Tokenizer t = tokenizer_load(write_file("long.bpe", text, at - 258));  // without the last line
-    assert_int_equal(tokenizer_vocab_size(&t), 256 + 7 + 1);
+    assert_int_equal(t.vocab_size, 256 + 7 + 1);
     tokenizer_free(&t);
 }
 
@@ -458,7 +457,7 @@ TEST(test_too_many_merges) {
     }
     assert_refused("line 65280: more than the 65279 merges", text, (size_t)(end - text));
     Tokenizer t = tokenizer_load(write_file("full.bpe", text, last_line));
-    assert_int_equal(tokenizer_vocab_size(&t), 65536);
+    assert_int_equal(t.vocab_size, 65536);
     assert_decodes(&t, 65535, "<|endoftext|>", 13);
     assert_decodes(&t, 256 + 256 * 'a' + 'b', "ab", 2);
     round_trips(&t);
@@ -552,7 +551,7 @@ static void assert_is_real(const Tokenizer *t, const char *golden_path) {
 
 TEST(test_gpt2_first_merges) {
     Tokenizer t = tokenizer_load(CUT_VOCAB);
-    assert_int_equal(tokenizer_vocab_size(&t), 256 + 2500 + 1);
+    assert_int_equal(t.vocab_size, 256 + 2500 + 1);
     assert_int_equal(t.end_of_text, 2756);
     assert_decodes(&t, 2756, "<|endoftext|>", 13);
     assert_encodes(&t, " the", 4, (const int[]){262}, 1);
@@ -563,7 +562,7 @@ TEST(test_gpt2_first_merges) {
 TEST(test_gpt2) {
     if (access(VOCAB, R_OK) != 0) { skip(); }
     Tokenizer t = tokenizer_load(VOCAB);
-    assert_int_equal(tokenizer_vocab_size(&t), 50257);
+    assert_int_equal(t.vocab_size, 50257);
     assert_int_equal(t.end_of_text, 50256);
     assert_decodes(&t, 50256, "<|endoftext|>", 13);
     assert_decodes(&t, 50257, "", 0);

@@ -13,7 +13,7 @@ rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,
-         checkpoint_bytes, checkpoint_list_or_stop, checkpoint_latest, checkpoint_of_run, checkpoint_sync_done,
+         checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_of_run, checkpoint_sync_done,
          checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check, checkpoint_load,
          checkpoint_load_state
 */
@@ -131,12 +131,13 @@ static inline void checkpoint_path(char *path, const char *run_dir, long long st
     format_path(path, "%s/step_%08lld", run_dir, step);
 }
 
-// the step of a folder named "step_00000100" + suffix; -1 for any other name
-static inline long long checkpoint_step(const char *name, const char *suffix) {
+// the number in a name of the form prefix + "00000100" + suffix; -1 for any other name
+static inline long long step_of_name(const char *name, const char *prefix, const char *suffix) {
     long long step;
-    char same[32];
-    if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
-    snprintf(same, sizeof same, "step_%08lld%s", step, suffix);
+    char same[64];
+    size_t digits = strlen(prefix);
+    if (strncmp(name, prefix, digits) != 0 || sscanf(name + digits, "%18lld", &step) != 1 || step < 0) { return -1; }
+    snprintf(same, sizeof same, "%s%08lld%s", prefix, step, suffix);
     return strcmp(name, same) == 0 ? step : -1;
 }
 
@@ -144,25 +145,22 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-static inline bool is_folder(const char *path) {
-    struct stat info;
-    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
-}
-
 // Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back RUN/best, whose
 // replacement was killed between two renames. best_a and best_b are of older versions, in which `best` was a link.
 static inline void remove_unfinished(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH], json[PATH_LENGTH];
+    struct stat info;
     format_path(best, "%s/best", run_dir);
     format_path(path, "%s/best.old", run_dir);
     if (access(best, F_OK) == 0 || rename(path, best) != 0) { remove_folder(path); }
+    bool best_is_folder = lstat(best, &info) == 0 && S_ISDIR(info.st_mode);
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         const char *name = entry->d_name;
         format_path(path, "%s/%s", run_dir, name);
         format_path(json, "%s/best.json", path);
-        bool old_best = fnmatch("best_[ab]", name, 0) == 0 && access(json, F_OK) == 0 && is_folder(best);
-        bool unfinished = checkpoint_step(name, ".tmp") >= 0 || strcmp(name, "best.tmp") == 0 ||
+        bool old_best = fnmatch("best_[ab]", name, 0) == 0 && access(json, F_OK) == 0 && best_is_folder;
+        bool unfinished = step_of_name(name, "step_", ".tmp") >= 0 || strcmp(name, "best.tmp") == 0 ||
                           fnmatch("best_[ab].tmp", name, 0) == 0;
         if (fnmatch("mark_*.tmp", name, 0) == 0) { unlink(path); }
         if (unfinished || old_best) { remove_folder(path); }
@@ -172,18 +170,10 @@ static inline void remove_unfinished(const char *run_dir) {
 
 // a remedy for the errno of a save
 static inline const char *save_advice(int error) {
-    switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return "make room";
-    case ENOENT:
-    case ENOTDIR:
-    case EACCES:
-    case EPERM:
-    case EROFS: return "make -o one folder that all ranks see and may write";
-    case ENOTEMPTY: return "move that folder";
-    default: return "fix that";
-    }
+    bool folder = error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == EROFS;
+    if (folder) { return "make -o one folder that all ranks see and may write"; }
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG) { return "make room"; }
+    return error == ENOTEMPTY ? "move that folder" : "fix that";
 }
 
 // Creates DONE_NNNNNNNN for a checkpoint that is whole. Returns 0 or an errno.
@@ -205,11 +195,6 @@ static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master,
 
 // ---- the checkpoints of a run
 
-static inline int compare_steps(const void *a, const void *b) {
-    long long x = *(const long long *)a, y = *(const long long *)b;
-    return (x > y) - (x < y);
-}
-
 // The steps of all checkpoints of a run, ascending, and their number; 0 if there is no such folder; -1 and errno if the
 // folder cannot be read. The caller frees *steps.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
@@ -219,32 +204,26 @@ static inline int checkpoint_list(const char *run_dir, long long **steps) {
     if (!dir) { return errno == ENOENT || errno == ENOTDIR ? 0 : -1; }
     errno = 0;
     for (struct dirent *entry; (entry = readdir(dir)) != NULL; errno = 0) {
-        long long step = checkpoint_step(entry->d_name, "");
+        long long step = step_of_name(entry->d_name, "step_", "");
         if (step < 0) { continue; }
         *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
-        (*steps)[count++] = step;
+        int at = count++;
+        for (; at > 0 && (*steps)[at - 1] > step; at--) { (*steps)[at] = (*steps)[at - 1]; }
+        (*steps)[at] = step;
     }
     int error = errno;
     closedir(dir);
     errno = error;
-    if (error) { return -1; }
-    if (count > 1) { qsort(*steps, (size_t)count, sizeof **steps, compare_steps); }
-    return count;
+    return error ? -1 : count;
 }
 
-// checkpoint_list, which stops if the folder cannot be read
-static inline int checkpoint_list_or_stop(const char *run_dir, long long **steps) {
-    int count = checkpoint_list(run_dir, steps);
+// The highest step of a run's checkpoints; -1: no checkpoint. Stops if the folder cannot be read.
+static inline long long checkpoint_latest(const char *run_dir) {
+    long long *steps, latest = -1;
+    int count = checkpoint_list(run_dir, &steps);
     if (count < 0) {
         input_error("could not read the folder '%s': %s; make it readable, then try again", run_dir, strerror(errno));
     }
-    return count;
-}
-
-// the highest step of a run's checkpoints; -1: no checkpoint
-static inline long long checkpoint_latest(const char *run_dir) {
-    long long *steps, latest = -1;
-    int count = checkpoint_list_or_stop(run_dir, &steps);
     if (count > 0) { latest = steps[count - 1]; }
     free(steps);
     return latest;
@@ -265,37 +244,27 @@ static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     return *folder != 0;
 }
 
-// the step of an empty file named DONE_00000100; -1 for anything else
-static inline long long done_step(const char *run_dir, const char *name) {
-    char as_folder[64], path[PATH_LENGTH];
-    struct stat info;
-    if (strncmp(name, "DONE_", 5) != 0) { return -1; }
-    snprintf(as_folder, sizeof as_folder, "step_%.40s", name + 5);
-    format_path(path, "%s/%s", run_dir, name);
-    bool empty = stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0;
-    return empty ? checkpoint_step(as_folder, "") : -1;
-}
-
 // Makes the files DONE_NNNNNNNN agree with the checkpoints of a run: a kill can come between the two, an older version
 // wrote no such files, and a user may delete a checkpoint. pending: the step whose file checkpoint_mark_done will
 // create; -1: none.
 static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], done[PATH_LENGTH];
+    struct stat info;
     long long *steps;
-    int count = checkpoint_list(run_dir, &steps);
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        long long step = done_step(run_dir, entry->d_name);
+        long long step = step_of_name(entry->d_name, "DONE_", "");
         checkpoint_path(path, run_dir, step);
-        if (step < 0 || access(path, F_OK) == 0) { continue; }
-        done_path(path, run_dir, step);
-        unlink(path);
+        done_path(done, run_dir, step);
+        bool empty = step >= 0 && stat(done, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0;
+        if (empty && access(path, F_OK) != 0) { unlink(done); }
     }
     if (dir) { closedir(dir); }
+    int count = checkpoint_list(run_dir, &steps);
     for (int i = 0; i < count; i++) {
         int error = steps[i] == pending ? 0 : create_done_file(run_dir, steps[i]);
-        done_path(path, run_dir, steps[i]);
-        if (error) { run_error("could not create '%s': %s; make -o writable", path, strerror(error)); }
+        done_path(done, run_dir, steps[i]);
+        if (error) { run_error("could not create '%s': %s; make -o writable", done, strerror(error)); }
     }
     free(steps);
 }
@@ -446,27 +415,14 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // before = the checkpoint of the same run before the one in `folder`, or ""
 static inline void checkpoint_before(char *before, const char *folder) {
-    char run_dir[PATH_LENGTH] = ".";
+    char run_dir[PATH_LENGTH];
     const char *slash = strrchr(folder, '/');
-    if (slash) { format_path(run_dir, "%.*s", (int)(slash - folder), folder); }
-    long long *steps, step = checkpoint_step(slash ? slash + 1 : folder, "");
+    folder_of(run_dir, folder);
+    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "step_", "");
     int count = checkpoint_list(run_dir, &steps);
     *before = 0;
     for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run_dir, steps[i]); }
     free(steps);
-}
-
-// True if an errno of manifest_check means damage, not a file that cannot be read now.
-static inline bool is_damage(int error) {
-    switch (error) {
-    case EBADMSG:
-    case ENOENT:
-    case ENOTDIR:
-    case ENODATA:
-    case EINVAL:
-    case EIO: return true;
-    default: return false;
-    }
 }
 
 // Stops at a checkpoint that disagrees with its manifest, and names the checkpoint before it. resumes: the command is a
@@ -478,7 +434,9 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     if (!resumes && access(state, F_OK) != 0) { return; }
     int error = manifest_check(folder, resumes ? NULL : tensor_files[1], why, sizeof why);
     if (!error) { return; }
-    if (!is_damage(error)) {
+    bool damaged =
+        error == EBADMSG || error == ENOENT || error == ENOTDIR || error == ENODATA || error == EINVAL || error == EIO;
+    if (!damaged) {  // a file that cannot be read now
         input_error("checkpoint '%s' cannot be checked: %s; make it readable, then try again", folder, why);
     }
     checkpoint_before(before, folder);
@@ -498,24 +456,6 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
                 folder, why, before, folder);
 }
 
-// prints a note for each conversion of the optimizer state
-static inline void note_conversions(const ModelFile *optimizer, const ModelState *s, bool masters_missing) {
-    const OptimizerState *o = &s->optimizer;
-    const SafeTensor *m = model_find(optimizer, "m.", "wte.weight");
-    const SafeTensor *scales = model_find(optimizer, "m_scales.", "wte.weight");
-    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
-    int slices = scales && scales->num_dims == 2 ? (int)scales->shape[0] : 1;
-    if (scales && o->moments == DT_U8 && slices != t) {
-        printf("note      moments were in %d slices, are now in %d: they were rounded to 8 bits again\n", slices, t);
-    }
-    if (m->dtype != o->moments) {
-        printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
-    }
-    if (masters_missing && (o->master || o->remainder)) {
-        printf("note      the checkpoint has no master weights: they start as its rounded weights\n");
-    }
-}
-
 // Fills this rank's state from a checkpoint folder; `model` is the open model.safetensors. Where the file has rounded
 // weights and masters, the weights come from the masters: a build of any precision resumes exactly.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
@@ -524,13 +464,27 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     ModelFile optimizer = {model->config, safetensors_open(path), "", false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
-    moments_load(&optimizer, s);
+    state_load(&optimizer, "m.", s);
+    state_load(&optimizer, "v.", s);
     if (rounded && has_masters) {
-        weights_load(&optimizer, "master.", s);
+        state_load(&optimizer, "master.", s);
     } else {
-        weights_load(model, "", s);
+        state_load(model, "", s);
     }
-    note_conversions(&optimizer, s, rounded && !has_masters);
+    const OptimizerState *o = &s->optimizer;
+    const SafeTensor *m = model_find(&optimizer, "m.", "wte.weight");
+    const SafeTensor *scales = model_find(&optimizer, "m_scales.", "wte.weight");
+    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
+    int slices = scales && scales->num_dims == 2 ? (int)scales->shape[0] : 1;
+    if (scales && o->moments == DT_U8 && slices != t) {
+        printf("note      moments were in %d slices, are now in %d: they were rounded to 8 bits again\n", slices, t);
+    }
+    if (m->dtype != o->moments) {
+        printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
+    }
+    if (rounded && !has_masters && (o->master || o->remainder)) {
+        printf("note      the checkpoint has no master weights: they start as its rounded weights\n");
+    }
     model_close(&optimizer);
 }
 

@@ -21,24 +21,17 @@ UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/shapes/params.h"
 
-// Adds a token id; -1 is written as null.
-static inline void json_add_token_id(cJSON *json, const char *key, int id) {
-    cJSON_AddItemToObject(json, key, id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
-}
-
 // Adds the ids with which a text begins and ends. tokenizer NULL: end-of-text is GPT-2's, or the last token.
 static inline void add_special_ids(cJSON *json, const Tokenizer *tokenizer, int vocab_size) {
     int last = (int)(vocab_size > GPT2_VOCAB ? GPT2_VOCAB : vocab_size) - 1;
     int end_of_text = tokenizer ? tokenizer->end_of_text : last;
     bool bytes = tokenizer && !tokenizer->merges;
-    json_add_token_id(json, "bos_token_id", end_of_text);
-    json_add_token_id(json, "eos_token_id", bytes ? -1 : end_of_text);
+    cJSON_AddNumberToObject(json, "bos_token_id", end_of_text);
+    cJSON_AddItemToObject(json, "eos_token_id", bytes ? cJSON_CreateNull() : cJSON_CreateNumber(end_of_text));
 }
 
 static inline cJSON *config_json(const GPT2Config *c, const Tokenizer *tokenizer) {
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "model_type", "gpt2");
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"), cJSON_CreateString("GPT2LMHeadModel"));
+    cJSON *json = cJSON_Parse("{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}");
     const struct {
         const char *key;
         int value;
@@ -53,12 +46,6 @@ static inline cJSON *config_json(const GPT2Config *c, const Tokenizer *tokenizer
     const char *const no_dropout[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
     for (int i = 0; i < 3; i++) { cJSON_AddNumberToObject(json, no_dropout[i], 0); }
     cJSON_AddStringToObject(json, "torch_dtype", DT_FLOATX == DT_BF16 ? "bfloat16" : "float32");
-    return json;
-}
-
-static inline cJSON *generation_config_json(const GPT2Config *c, const Tokenizer *tokenizer) {
-    cJSON *json = cJSON_CreateObject();
-    add_special_ids(json, tokenizer, c->vocab_size);
     return json;
 }
 
@@ -83,28 +70,16 @@ static inline cJSON *tokenizer_config_json(const GPT2Config *c, const Tokenizer 
 
 // tokenizer.json of the tokenizer of bytes
 static inline cJSON *byte_tokenizer_json(void) {
-    cJSON *json = cJSON_CreateObject(), *decoders = cJSON_CreateArray();
-    cJSON_AddStringToObject(json, "version", "1.0");
-    cJSON_AddArrayToObject(json, "added_tokens");
-    cJSON *decoder = cJSON_AddObjectToObject(json, "decoder");
-    cJSON_AddStringToObject(decoder, "type", "Sequence");
-    cJSON_AddItemToObject(decoder, "decoders", decoders);
-    const char *const types[] = {"ByteFallback", "Fuse"};
-    for (int i = 0; i < 2; i++) {
-        cJSON *type = cJSON_CreateObject();
-        cJSON_AddStringToObject(type, "type", types[i]);
-        cJSON_AddItemToArray(decoders, type);
-    }
-    cJSON *model = cJSON_AddObjectToObject(json, "model");
-    cJSON_AddStringToObject(model, "type", "BPE");
-    cJSON_AddTrueToObject(model, "byte_fallback");
-    cJSON *vocab = cJSON_AddObjectToObject(model, "vocab");
+    cJSON *json = cJSON_Parse(
+        "{\"version\":\"1.0\",\"added_tokens\":[],"
+        "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},"
+        "\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{},\"merges\":[]}}");
+    cJSON *vocab = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "model"), "vocab");
     for (int byte = 0; byte < 256; byte++) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", byte);
         cJSON_AddNumberToObject(vocab, name, byte);
     }
-    cJSON_AddArrayToObject(model, "merges");
     return json;
 }
 
@@ -117,23 +92,20 @@ static inline int write_and_delete(const char *folder, const char *name, cJSON *
     return error;
 }
 
-static inline int write_bpe_files(const char *folder, const Tokenizer *tokenizer) {
-    char path[PATH_LENGTH];
-    format_path(path, "%s/vocab.json", folder);
-    int error = tokenizer_write_vocab(tokenizer, path);
-    if (error) { return error; }
-    format_path(path, "%s/merges.txt", folder);
-    return tokenizer_write_merges(tokenizer, path);
-}
-
 // Writes the small files of a model into its folder, without those of a tokenizer if tokenizer is NULL. Returns 0 or an
 // errno.
 static inline int hugging_face_write(const char *folder, const GPT2Config *c, const Tokenizer *tokenizer) {
-    int error = write_and_delete(folder, "config.json", config_json(c, tokenizer));
-    if (!error) { error = write_and_delete(folder, "generation_config.json", generation_config_json(c, tokenizer)); }
+    char path[PATH_LENGTH];
+    cJSON *generation = cJSON_CreateObject();
+    add_special_ids(generation, tokenizer, c->vocab_size);
+    int error = write_and_delete(folder, "generation_config.json", generation);
+    if (!error) { error = write_and_delete(folder, "config.json", config_json(c, tokenizer)); }
     if (error || !tokenizer) { return error; }
     error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, tokenizer));
     if (error) { return error; }
-    if (tokenizer->merges) { return write_bpe_files(folder, tokenizer); }
-    return write_and_delete(folder, "tokenizer.json", byte_tokenizer_json());
+    if (!tokenizer->merges) { return write_and_delete(folder, "tokenizer.json", byte_tokenizer_json()); }
+    format_path(path, "%s/vocab.json", folder);
+    error = tokenizer_write_vocab(tokenizer, path);
+    format_path(path, "%s/merges.txt", folder);
+    return error ? error : tokenizer_write_merges(tokenizer, path);
 }

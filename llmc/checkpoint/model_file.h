@@ -1,19 +1,124 @@
 /*
 A GPT-2 in files. Hugging Face's: the tensors in model.safetensors, or in several files that
-model.safetensors.index.json names; the shape of the model in config.json. llm.c's: one .bin file (llmc_file.h).
-defines: ModelFile, model_find, model_transposed, param_file_shape, model_tensor, model_weights_path, model_open,
-         model_close
+model.safetensors.index.json names; the shape of the model in config.json. llm.c's: one .bin file.
+defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, llmc_latest, ModelFile, model_find, model_transposed,
+         param_file_shape, model_tensor, model_weights_path, model_open, model_close
 
 Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in Hugging
 Face's files and (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
+llm.c's file (gpt2_124M.bin, gpt2_124M_bf16.bin, or model_00000100.bin in a run directory of llm.c), little-endian:
+  256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
+  the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
+Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. model_state.h writes
+such a file.
 */
 #pragma once
-#include "llmc/checkpoint/llmc_file.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
 #include "llmc/shapes/params.h"
+#include <dirent.h>
+
+// ---- llm.c's model file
+
+enum { LLMC_HEADER_INTS = 256, LLMC_FP32 = 3, LLMC_BF16 = 5 };
+
+// stops unless the header is of a GPT-2; returns its Vp and in *c the other sizes
+static inline int llmc_check_header(GPT2Config *c, const int32_t header[LLMC_HEADER_INTS], const char *path) {
+    static const char *const names[] = {"positions", "tokens", "layers", "heads", "channels", "padded tokens"};
+    if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16) {
+        input_error("'%s' is an llm.c model of version %d, expected %d (fp32) or %d (bf16); write it again with "
+                    "today's llm.c",
+                    path, header[1], LLMC_FP32, LLMC_BF16);
+    }
+    for (int i = 2; i < 8; i++) {
+        if (header[i] < 1 || header[i] > MAX_CONFIG_NUMBER) {
+            input_error("'%s' has %d %s in its header, expected 1 to %d; copy or make the file again", path, header[i],
+                        names[i - 2], MAX_CONFIG_NUMBER);
+        }
+    }
+    const GPT2Config found = {header[2], 0, 0, header[4], header[5], header[6]};
+    *c = found;
+    config_set_vocab(c, header[3]);
+    config_check(c, path);
+    if (header[7] < header[3]) {
+        input_error(
+            "'%s' has %d rows of token embeddings for %d tokens, expected at least as many rows as tokens; copy "
+            "or make the file again",
+            path, header[7], header[3]);
+    }
+    return header[7];
+}
+
+// Opens a model file of llm.c as a table of tensors, and fills *c. Stops unless the file has the length that its header
+// says. Close with safetensors_close.
+static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
+    SafeTensors st;
+    struct stat info;
+    int32_t header[LLMC_HEADER_INTS];
+    memset(&st, 0, sizeof st);
+    st.path = xstrdup(path);
+    st.fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (st.fd < 0 || fstat(st.fd, &info) != 0) { input_error("'%s' could not be opened: %s", path, strerror(errno)); }
+    int error = read_exact(st.fd, header, sizeof header, 0);
+    if (error) {
+        input_error("'%s' is %lld bytes long, expected the %zu bytes of an llm.c model's header (%s); copy it again",
+                    path, (long long)info.st_size, sizeof header, read_error(error));
+    }
+    int Vp = llmc_check_header(c, header, path);
+    DType dtype = header[1] == LLMC_BF16 ? DT_BF16 : DT_F32;
+    st.data_start = sizeof header;
+    uint64_t size = dtype_size(dtype), padding = (uint64_t)(Vp - c->vocab_size) * (uint64_t)c->channels, at = 0;
+    uint64_t expected = sizeof header + (num_parameters(c) + padding) * size;
+    if ((uint64_t)info.st_size != expected) {
+        input_error("'%s' is %lld bytes long, expected %" PRIu64 " for its %d layers, %d channels, %d positions and %d "
+                    "padded tokens in %s; copy or make the file again",
+                    path, (long long)info.st_size, expected, c->num_layers, c->channels, c->max_seq_len, Vp,
+                    dtype_name(dtype));
+    }
+    st.tensors = (SafeTensor *)xcalloc((size_t)num_param_tensors(c), sizeof *st.tensors);
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        for (int layer = 0; layer < param_layers(id, c); layer++) {
+            char name[NAME_LENGTH];
+            SafeTensor *t = &st.tensors[st.num_tensors++];
+            param_name(name, sizeof name, id, layer);
+            t->name = xstrdup(name);
+            t->dtype = dtype;
+            t->num_dims = 2;
+            t->shape[0] = param_used_rows(id, c);
+            t->shape[1] = param_cols(id, c);
+            t->begin = at;
+            at = t->end = at + t->shape[0] * t->shape[1] * size;
+        }
+        if (id == WTE) { at += padding * size; }  // belongs to no tensor
+    }
+    st_sort_by_name(&st);
+    return st;
+}
+
+// The last step that a run directory of llm.c has as model_00000100.bin, with the empty DONE_00000100 that llm.c writes
+// after it; -1: none.
+static inline long long llmc_latest(const char *folder) {
+    long long latest = -1;
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        long long step;
+        int end = 0;
+        char path[PATH_LENGTH];
+        if (sscanf(entry->d_name, "DONE_%18lld%n", &step, &end) != 1 || entry->d_name[end] || step <= latest) {
+            continue;
+        }
+        format_path(path, "%s/model_%08lld.bin", folder, step);
+        if (access(path, F_OK) == 0) { latest = step; }
+    }
+    if (dir) { closedir(dir); }
+    return latest;
+}
+
+// ---- a model in either form
 
 // an open model
 typedef struct {
@@ -79,23 +184,6 @@ static inline void model_check_variant(const GPT2Config *c, const cJSON *json, c
     }
 }
 
-static inline void model_config_from_json(GPT2Config *c, const cJSON *json, const char *path) {
-    const struct {
-        const char *key;
-        int *value;
-    } numbers[] = {{"n_layer", &c->num_layers},
-                   {"n_head", &c->num_heads},
-                   {"n_embd", &c->channels},
-                   {"n_positions", &c->max_seq_len},
-                   {"vocab_size", &c->vocab_size}};
-    model_check_architecture(json, path);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, path);
-    }
-    config_set_vocab(c, c->vocab_size);
-    model_check_variant(c, json, path);
-}
-
 // The shape of a tensor in a file, a vector as one row. transposed: the file has it as (in, out).
 static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Config *c, bool transposed) {
     size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
@@ -141,27 +229,25 @@ static inline void model_check_tensors(const ModelFile *model) {
     }
 }
 
-static inline bool same_bytes(const SafeTensors *file, const SafeTensor *a, const SafeTensor *b) {
-    unsigned char x[8192], y[sizeof x];
-    uint64_t bytes = a->end - a->begin;
-    bool same = a->dtype == b->dtype && bytes == b->end - b->begin;
-    for (uint64_t at = 0, n; same && at < bytes; at += n) {
-        n = bytes - at < sizeof x ? bytes - at : sizeof x;
-        safetensors_read(file, a, at, x, n);
-        safetensors_read(file, b, at, y, n);
-        same = memcmp(x, y, n) == 0;
-    }
-    return same;
-}
-
 // Stops at a classifier that is not tied to the token embeddings. Some files store lm_head.weight as a copy of
 // wte.weight.
 static inline void model_check_tied(const ModelFile *model) {
-    const SafeTensor *head = safetensors_find(&model->file, "lm_head.weight");
-    if (head && !same_bytes(&model->file, head, model_find(model, "", "wte.weight"))) {
+    const SafeTensors *file = &model->file;
+    const SafeTensor *head = safetensors_find(file, "lm_head.weight"), *wte = model_find(model, "", "wte.weight");
+    unsigned char x[8192], y[sizeof x];
+    uint64_t bytes = wte->end - wte->begin;
+    if (!head) { return; }
+    bool same = head->dtype == wte->dtype && head->end - head->begin == bytes;
+    for (uint64_t at = 0, n; same && at < bytes; at += n) {
+        n = bytes - at < sizeof x ? bytes - at : sizeof x;
+        safetensors_read(file, head, at, x, n);
+        safetensors_read(file, wte, at, y, n);
+        same = memcmp(x, y, n) == 0;
+    }
+    if (!same) {
         input_error("'%s' has an lm_head.weight that is not its wte.weight, expected GPT-2's tied embeddings; give a "
                     "model that was trained with them",
-                    model->file.path);
+                    file->path);
     }
 }
 
@@ -182,7 +268,7 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     char config[PATH_LENGTH];
     const char *slash = strrchr(weights, '/');
     format_path(config, "%.*sconfig.json", slash ? (int)(slash - weights) + 1 : 0, weights);
-    model->file = is_json_name(weights) ? safetensors_open_index(weights) : safetensors_open(weights);
+    model->file = has_ending(weights, ".json") ? safetensors_open_index(weights) : safetensors_open(weights);
     if (!model_find(model, "", "wte.weight")) { model->prefix = "transformer."; }
     cJSON *json = read_json(config);
     if (!json) {
@@ -190,7 +276,21 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
                     "config.json with n_head there",
                     weights);
     }
-    model_config_from_json(&model->config, json, config);
+    GPT2Config *c = &model->config;
+    const struct {
+        const char *key;
+        int *value;
+    } numbers[] = {{"n_layer", &c->num_layers},
+                   {"n_head", &c->num_heads},
+                   {"n_embd", &c->channels},
+                   {"n_positions", &c->max_seq_len},
+                   {"vocab_size", &c->vocab_size}};
+    model_check_architecture(json, config);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, config);
+    }
+    config_set_vocab(c, c->vocab_size);
+    model_check_variant(c, json, config);
     cJSON_Delete(json);
 }
 
@@ -204,7 +304,7 @@ static inline ModelFile model_open(const char *path) {
     model_weights_path(weights, path);
     FileKindId kind = file_kind(weights)->id;
     // also a file that cannot be read: the open says why
-    bool named = has_ending(weights, ".safetensors") || is_json_name(weights) || access(weights, R_OK) != 0;
+    bool named = has_ending(weights, ".safetensors") || has_ending(weights, ".json") || access(weights, R_OK) != 0;
     if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;

@@ -1,7 +1,7 @@
 /*
 The state of a model on its device, written to files and read back.
 defines: ModelState, is_first_rank, agree_on_error, StoredTensor, TensorFamily, families_save, stored_tensor,
-         read_range, weights_store, weights_load, moments_store, moments_load
+         read_range, weights_store, moments_store, state_load, write_tensor, llmc_write_model
 
 A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
 it updates (layout.h), so any number of ranks can resume from a file.
@@ -16,8 +16,11 @@ Conversion  A tensor whose type differs from the type of the run is converted wh
 #pragma once
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/common/check.h"
 #include "llmc/common/crc32c.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/moments.h"
 #include "llmc/parallel/comm.h"
@@ -92,72 +95,52 @@ static inline void move_elements(const StoredTensor *t, size_t first, unsigned c
     }
 }
 
-// the rows of a rectangle, counted in the slice, of which the range has elements
-static inline Range rows_of_range(ParamRange range, const Slice *s, int rectangle) {
-    size_t first = range.offset / s->cols, end = (range.offset + range.count + s->cols - 1) / s->cols;
-    Range in_range = {first, end - first}, in_rectangle = {rectangle_local(s, rectangle) / s->cols, s->rectangle_rows};
-    return range_intersect(in_range, in_rectangle);
-}
-
-// The elements of column c of a rectangle that are in a range of the slice. They are adjacent in a transposed file, and
-// in a buffer (rectangle_cols, rows.count), whose offsets are the `local` ones here. rows: rows_of_range
-static inline SliceRange column_of_range(ParamRange range, Range rows, const Slice *s, int rectangle, size_t c) {
-    size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
-    size_t col = local % cols + c;
-    // element (row, col) is in the range if range.offset <= row * cols + col < range.offset + range.count
-    size_t first = (range.offset + cols - 1 - col) / cols, end = (range.offset + range.count + cols - 1 - col) / cols;
-    Range in_range = {first, end - first}, of_column = range_intersect(in_range, rows);
-    SliceRange column = {0, 0, of_column.count};
-    if (of_column.count == 0) { return column; }
-    size_t global_row = global / s->global_cols + of_column.offset - local / cols;
-    column.local = c * rows.count + of_column.offset - rows.offset;
-    column.global = (global % s->global_cols + c) * s->global_rows + global_row;
-    return column;
-}
-
-// to_columns: the buffer `columns` = elements (range.count), transposed. Else the inverse.
-static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, ParamRange range,
-                                   const Slice *s, int rectangle, size_t size) {
-    Range rows = rows_of_range(range, s, rectangle);
+// to_columns: the buffer `columns` (rectangle_cols, rectangle_rows) = the elements of a range that are in a rectangle
+// of the slice, transposed. Else the inverse. rows (rectangle_cols): the rows of the range in each column
+static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, const Range *rows,
+                                   size_t offset, const Slice *s, size_t local, size_t size) {
 #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < s->rectangle_cols; c++) {
-        SliceRange column = column_of_range(range, rows, s, rectangle, c);
-        size_t row = rows.offset + column.local - c * rows.count;
-        for (size_t i = 0; i < column.count; i++) {
-            size_t element = (row + i) * s->cols + rectangle_local(s, rectangle) % s->cols + c;
-            unsigned char *in_column = columns + (column.local + i) * size;
-            unsigned char *in_range = elements + (element - range.offset) * size;
+        for (size_t row = rows[c].offset; row < rows[c].offset + rows[c].count; row++) {
+            unsigned char *in_column = columns + (c * s->rectangle_rows + row) * size;
+            unsigned char *in_range = elements + (local + row * s->cols + c - offset) * size;
             memcpy(to_columns ? in_column : in_range, to_columns ? in_range : in_column, size);
         }
     }
 }
 
-// Moves the elements of a range that are in a rectangle of the slice, for a transposed file. Columns that are adjacent
-// in the file, all of a whole tensor, are moved together.
+// Moves the elements of a range that are in a rectangle of the slice, for a transposed file. Whole columns, which are
+// adjacent in the file, are moved together.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
-    Range rows = rows_of_range(range, s, rectangle);
-    if (rows.count == 0) { return; }
-    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * rows.count * t->size);
-    SliceRange run = {0, 0, 0};
-    if (t->writer) { transpose_range(columns, elements, true, range, s, rectangle, t->size); }
-    for (size_t c = 0; c <= s->rectangle_cols; c++) {
-        SliceRange next = {0, 0, 0};
-        if (c < s->rectangle_cols) { next = column_of_range(range, rows, s, rectangle, c); }
-        if (next.count > 0 && next.local == run.local + run.count && next.global == run.global + run.count) {
-            run.count += next.count;
-            continue;
-        }
-        if (run.count > 0) { move_elements(t, run.global, columns + run.local * t->size, run.count); }
-        run = next;
+    const size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
+    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * s->rectangle_rows * t->size);
+    Range *rows = (Range *)xmalloc(s->rectangle_cols * sizeof *rows);
+    for (size_t c = 0; c < s->rectangle_cols; c++) {
+        // element (row, c) is in the range if range.offset <= local + row * cols + c < range.offset + range.count
+        size_t begin = local + c, end = range.offset + range.count;
+        size_t first = range.offset > begin ? (range.offset - begin + cols - 1) / cols : 0;
+        size_t last = end > begin ? (end - begin + cols - 1) / cols : 0;
+        if (last > s->rectangle_rows) { last = s->rectangle_rows; }
+        rows[c].offset = first;
+        rows[c].count = last > first ? last - first : 0;
     }
-    if (!t->writer) { transpose_range(columns, elements, false, range, s, rectangle, t->size); }
+    if (t->writer) { transpose_range(columns, elements, true, rows, range.offset, s, local, t->size); }
+    for (size_t c = 0, n; c < s->rectangle_cols; c += n) {
+        bool whole = rows[c].count == s->global_rows;
+        for (n = 1; whole && c + n < s->rectangle_cols && rows[c + n].count == rows[c].count;) { n++; }
+        size_t column = (global % s->global_cols + c) * s->global_rows + global / s->global_cols;  // in the file
+        if (rows[c].count == 0) { continue; }
+        move_elements(t, column + rows[c].offset, columns + (c * s->rectangle_rows + rows[c].offset) * t->size,
+                      n * rows[c].count);
+    }
+    if (!t->writer) { transpose_range(columns, elements, false, rows, range.offset, s, local, t->size); }
     free(columns);
+    free(rows);
 }
 
 // Moves a range of a tensor between the file and elements (range.count) in (out, in) order. Padding is not moved.
 static inline void move_range(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s) {
-    if (range.count == 0) { return; }
     for (int i = 0; t->transposed && i < s->num_rectangles; i++) { move_columns(t, elements, range, s, i); }
     for (size_t i = 0; !t->transposed && i < slice_num_ranges(s); i++) {
         SliceRange within = slice_range_within(slice_range(s, i), range.offset, range.count);
@@ -177,92 +160,70 @@ typedef struct {
     bool scales;               // an element for each MOMENT_BLOCK elements of the parameter
 } TensorFamily;
 
-// the shape of a family's tensor in the file; returns its number of dimensions
-static inline int family_shape(size_t shape[2], const TensorFamily *family, ParamId id, const ModelState *s) {
-    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
-    if (family->scales) {
-        bool split = scale_slices(id, t) > 1;
-        shape[1] = slice_scales(id, s->config, t);
-        shape[0] = split ? (size_t)t : shape[1];
-        return split ? 2 : 1;
-    }
-    param_file_shape(shape, id, s->config, param_specs[id].transposed);
-    if (param_specs[id].rows != DIM_ONE) { return 2; }
-    shape[0] = shape[1];
-    return 1;
-}
-
 static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s) {
     char name[NAME_LENGTH], full[2 * NAME_LENGTH];
-    size_t shape[2];
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        int num_dims = family_shape(shape, family, (ParamId)id, s);
-        for (int layer = 0; layer < param_layers((ParamId)id, s->config); layer++) {
-            param_name(name, sizeof name, (ParamId)id, layer);
+    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        size_t shape[2] = {(size_t)t, slice_scales(id, s->config, t)};
+        bool vector = family->scales ? scale_slices(id, t) == 1 : param_specs[id].rows == DIM_ONE;
+        if (!family->scales) { param_file_shape(shape, id, s->config, param_specs[id].transposed); }
+        for (int layer = 0; layer < param_layers(id, s->config); layer++) {
+            param_name(name, sizeof name, id, layer);
             snprintf(full, sizeof full, "%s%s", family->prefix, name);
-            safetensors_declare(w, full, family->dtype, num_dims, shape);
+            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, shape + vector);
         }
     }
-}
-
-// masters (range.count) = weights and remainders of a range, joined
-static inline void masters_fetch(real *masters, const TensorFamily *family, ParamRange range, const Device *device) {
-    floatX *weights = (floatX *)xmalloc(range.count * sizeof *weights);
-    int16_t *remainder = (int16_t *)xmalloc(range.count * sizeof *remainder);
-    device->download(weights, (const floatX *)family->buffer + range.params, range.count * sizeof *weights);
-    device->download(remainder, family->remainder + range.state, range.count * sizeof *remainder);
-    for (size_t i = 0; i < range.count; i++) { masters[i] = joined_real(weights[i], remainder[i]); }
-    free(weights);
-    free(remainder);
 }
 
 // host = a family's elements of a range, in the type of the file: range.count, or moment_blocks(range.count) scales
 static inline void family_fetch(void *host, const TensorFamily *family, ParamRange range, const Device *device) {
     size_t size = dtype_size(family->dtype), offset = *family->prefix ? range.state : range.params;
     size_t count = range.count;
-    if (family->remainder) {
-        masters_fetch((real *)host, family, range, device);
-        return;
-    }
     if (family->scales) {
         offset /= MOMENT_BLOCK;
         count = moment_blocks(count);
     }
-    device->download(host, (const unsigned char *)family->buffer + offset * size, count * size);
+    if (!family->remainder) {
+        device->download(host, (const unsigned char *)family->buffer + offset * size, count * size);
+        return;
+    }
+    floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
+    int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
+    device->download(weights, (const floatX *)family->buffer + range.params, count * sizeof *weights);
+    device->download(remainder, family->remainder + range.state, count * sizeof *remainder);
+    for (size_t i = 0; i < count; i++) { ((real *)host)[i] = joined_real(weights[i], remainder[i]); }
+    free(weights);
+    free(remainder);
 }
 
-// Writes the elements of a family's tensor that this rank owns. Tensor-parallel rank 0 writes a replicated tensor.
-static inline void family_write_tensor(SafeTensorsWriter *w, int index, const TensorFamily *family, const ModelState *s,
-                                       const ParamLayout *layout, ParamId id, int layer) {
-    bool split = param_split(id) != SPLIT_NONE && s->sharding.tp_size > 1;
-    if (!split && s->sharding.tp_rank > 0) { return; }
-    size_t size = dtype_size(family->dtype), used = param_used(layout, id), first_scale = 0;
-    if (family->scales && split) {
-        used = param_count(layout, id);
-        first_scale = (size_t)s->sharding.tp_rank * moment_blocks(used);
-    }
-    ParamRange range = param_owned_range(layout, id, layer, used), chunk;
-    for (size_t done = 0; done < range.count; done += chunk.count) {
-        chunk = range_chunk(range, done, param_specs[id].transposed);
-        unsigned char *host = (unsigned char *)xmalloc(chunk.count * size);
-        family_fetch(host, family, chunk, s->device);
-        if (family->scales) {
-            size_t first = first_scale + chunk.offset / MOMENT_BLOCK;
-            safetensors_write(w, index, first * size, host, moment_blocks(chunk.count) * size);
-        } else {
-            const StoredTensor t = {id, param_specs[id].transposed, size, w, index, NULL, NULL, NULL, 1};
-            move_range(&t, host, chunk, &layout->slice[id]);
-        }
-        free(host);
-    }
-}
-
-// Writes the elements of a family that this rank owns. Its tensors were declared from index `index` on.
+// Writes the elements of a family that this rank owns. Its tensors were declared from index `index` on. Tensor-parallel
+// rank 0 writes a replicated tensor.
 static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
     ParamLayout layout = param_layout_sharded(s->config, s->sharding);
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        for (int layer = 0; layer < param_layers((ParamId)id, s->config); layer++) {
-            family_write_tensor(w, index++, family, s, &layout, (ParamId)id, layer);
+    size_t size = dtype_size(family->dtype);
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        bool transposed = param_specs[id].transposed;
+        bool split = param_split(id) != SPLIT_NONE && s->sharding.tp_size > 1,
+             writes = split || s->sharding.tp_rank == 0;
+        size_t used = family->scales && split ? param_count(&layout, id) : param_used(&layout, id);
+        size_t first_scale = split ? (size_t)s->sharding.tp_rank * moment_blocks(used) : 0;
+        for (int layer = 0; layer < param_layers(id, s->config); layer++, index++) {
+            ParamRange range = param_owned_range(&layout, id, layer, used), chunk;
+            for (size_t done = 0; writes && done < range.count; done += chunk.count) {
+                chunk = range_chunk(range, done, transposed);
+                unsigned char *host = (unsigned char *)xmalloc(chunk.count * size);
+                family_fetch(host, family, chunk, s->device);
+                if (family->scales) {
+                    size_t first = first_scale + chunk.offset / MOMENT_BLOCK;
+                    safetensors_write(w, index, first * size, host, moment_blocks(chunk.count) * size);
+                } else {
+                    const StoredTensor t = {id, transposed, size, w, index, NULL, NULL, NULL, 1};
+                    move_range(&t, host, chunk, &layout.slice[id]);
+                }
+                free(host);
+            }
         }
     }
 }
@@ -274,15 +235,6 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
     safetensors_begin(w);
 }
 
-// the XOR of a number of every rank
-static inline uint32_t xor_over_ranks(uint32_t number, Comm *world) {
-    uint32_t all = world ? 0 : number;
-    for (int rank = 0; world && rank < world->size; rank++) {
-        all ^= (uint32_t)comm_max(rank == world->rank ? (long long)number : 0, world);
-    }
-    return all;
-}
-
 // Writes a file of the families that have a buffer. All ranks call it: rank 0 creates the file, and each rank writes
 // the elements that it owns. *sum: output, of the whole file. Returns 0 or an errno, the same on all ranks, and in
 // *failed_rank a rank that has it.
@@ -292,13 +244,13 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     bool first = is_first_rank(s);
     memset(&w, 0, sizeof w);
     if (first) {
-        w = safetensors_create(path);
+        w = safetensors_create(path, false);
         w.shared = s->world && s->world->size > 1;
         families_begin(&w, families, count, s);
     }
     int error = agree_on_error(w.error, s->world, failed_rank);
     if (!first) {
-        w = safetensors_join(path);
+        w = safetensors_create(path, true);
         families_begin(&w, families, count, s);
     }
     for (int i = 0, index = 0; i < count && !error; i++) {
@@ -309,7 +261,11 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     *sum = w.sum;
     int own = safetensors_finish(&w);
     if (!error) { error = agree_on_error(own, s->world, failed_rank); }
-    if (!error) { sum->sum = xor_over_ranks(sum->sum, s->world); }
+    const long long own_sum = sum->sum;
+    if (s->world) { sum->sum = 0; }
+    for (int rank = 0; !error && s->world && rank < s->world->size; rank++) {
+        sum->sum ^= (uint32_t)comm_max(rank == s->world->rank ? own_sum : 0, s->world);
+    }
     return error;
 }
 
@@ -347,17 +303,6 @@ static inline void weights_store(const OptimizerState *o, const real *numbers, P
 
 // ---- moments: three types in the file, three types in the run
 
-// Codes and scales (moment_blocks(count)) of `count` numbers. Rounds to nearest, since a conversion happens once.
-static inline void codes_encode(uint8_t *codes, float *scales, const real *numbers, size_t count, bool is_v) {
-    uint16_t nearest[MOMENT_BLOCK];
-    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
-    for (size_t i = 0; i < count; i += MOMENT_BLOCK) {
-        size_t n = count - i < MOMENT_BLOCK ? count - i : (size_t)MOMENT_BLOCK;
-        scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(codes + i, numbers + i, n, nearest)
-                                        : m_encode_block(codes + i, numbers + i, n, nearest);
-    }
-}
-
 // Stores codes (count) and their scales at element `offset` of m or v, a multiple of MOMENT_BLOCK.
 static inline void codes_store(const OptimizerState *o, bool is_v, const uint8_t *codes, const float *scales,
                                size_t offset, size_t count, const Device *device) {
@@ -366,14 +311,21 @@ static inline void codes_store(const OptimizerState *o, bool is_v, const uint8_t
                    moment_blocks(count) * sizeof *scales);
 }
 
-// stores numbers (count) at element `offset` of m or v, in the type of the run
+// Stores numbers (count) at element `offset` of m or v, in the type of the run. Codes are rounded to nearest, since a
+// conversion happens once.
 static inline void moments_store(const OptimizerState *o, bool is_v, const real *numbers, size_t offset, size_t count,
                                  const Device *device) {
     void *buffer = is_v ? o->v : o->m;
     if (o->moments == DT_U8) {
         uint8_t *codes = (uint8_t *)xmalloc(count);
         float *scales = (float *)xmalloc(moment_blocks(count) * sizeof *scales);
-        codes_encode(codes, scales, numbers, count, is_v);
+        uint16_t nearest[MOMENT_BLOCK];
+        for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
+        for (size_t i = 0; i < count; i += MOMENT_BLOCK) {
+            size_t n = count - i < MOMENT_BLOCK ? count - i : (size_t)MOMENT_BLOCK;
+            scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(codes + i, numbers + i, n, nearest)
+                                            : m_encode_block(codes + i, numbers + i, n, nearest);
+        }
         codes_store(o, is_v, codes, scales, offset, count, device);
         free(scales);
         free(codes);
@@ -463,26 +415,26 @@ static inline void codes_load(const StoredTensor *t, const uint8_t *codes, Param
 
 // ---- loading
 
-typedef enum { LOAD_WEIGHTS, LOAD_M, LOAD_V } LoadKind;
-
-// fills the elements that this rank updates from the tensors prefix + name
-static inline void state_load(const ModelFile *file, const char *prefix, LoadKind kind, const ModelState *s) {
+// Fills the elements that this rank updates from the tensors prefix + name: the moments of "m." or "v.", else params
+// and masters or remainders.
+static inline void state_load(const ModelFile *file, const char *prefix, const ModelState *s) {
+    bool is_v = strcmp(prefix, "v.") == 0, is_weights = !is_v && strcmp(prefix, "m.") != 0;
     ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, &file->config); layer++) {
             StoredTensor t = stored_tensor(file, prefix, id, layer);
-            if (kind != LOAD_WEIGHTS && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
+            if (!is_weights && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
             for (size_t done = 0; done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);
-                if (kind == LOAD_WEIGHTS) {
+                if (is_weights) {
                     weights_store(&s->optimizer, (real *)elements, chunk, s->device);
                 } else if (t.scales) {
-                    codes_load(&t, (uint8_t *)elements, chunk, &layout, s, kind == LOAD_V);
+                    codes_load(&t, (uint8_t *)elements, chunk, &layout, s, is_v);
                 } else {
-                    moments_store(&s->optimizer, kind == LOAD_V, (real *)elements, chunk.state, chunk.count, s->device);
+                    moments_store(&s->optimizer, is_v, (real *)elements, chunk.state, chunk.count, s->device);
                 }
                 free(elements);
             }
@@ -490,13 +442,59 @@ static inline void state_load(const ModelFile *file, const char *prefix, LoadKin
     }
 }
 
-// params and masters or remainders, from the tensors prefix + name
-static inline void weights_load(const ModelFile *file, const char *prefix, const ModelState *s) {
-    state_load(file, prefix, LOAD_WEIGHTS, s);
+// ---- a model's tensors for other programs: GGUF's, or those of llm.c's file
+
+// Writes a tensor in (out, in) order as F32, F16 or BF16, some rows at a time: exact for numbers of that type or of a
+// narrower one. Stops at a number that is not finite, and deletes the unfinished file. layout: of one rank
+static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
+                                DType dtype) {
+    const StoredTensor stored = stored_tensor(model, "", id, layer);
+    const SafeTensors *file = &model->file;
+    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config), size = dtype_size(dtype);
+    size_t max_rows = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
+    for (size_t row = 0; row < rows && !out->error; row += n) {
+        n = rows - row < max_rows ? rows - row : max_rows;
+        ParamRange range = {row * cols, n * cols, 0, 0};
+        real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
+        unsigned char *bytes = (unsigned char *)xmalloc(range.count * size);
+        for (size_t i = 0; i < range.count; i++) {
+            float f = (float)numbers[i];
+            if (!isfinite(f)) {
+                size_t r = row + i / cols, c = i % cols;
+                part_discard(out);
+                input_error("-e: tensor %s of '%s', element %zu, is %g as F32, expected a finite number; give another "
+                            "model",
+                            stored.tensor->name,
+                            file->num_shards > 0 ? file->shards[stored.tensor->shard].path : file->path,
+                            stored.transposed ? c * rows + r : r * cols + c, (double)numbers[i]);
+            }
+            uint16_t half = dtype == DT_F16 ? float_to_f16(f) : float_to_bf16(f).bits;
+            memcpy(bytes + i * size, dtype == DT_F32 ? (const void *)&f : &half, size);
+        }
+        part_put(out, bytes, range.count * size);
+        free(bytes);
+        free(numbers);
+    }
 }
 
-// the moments m and v, from the tensors m.<name> and v.<name>
-static inline void moments_load(const ModelFile *file, const ModelState *s) {
-    state_load(file, "m.", LOAD_M, s);
-    state_load(file, "v.", LOAD_V, s);
+// Writes an open model as llm.c's model file: version 3 if dtype is DT_F32, version 5 if it is DT_BF16. Some rows of a
+// tensor are in memory at a time.
+static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType dtype) {
+    const GPT2Config *c = &model->config;
+    ParamLayout layout = param_layout(c);
+    const int32_t header[LLMC_HEADER_INTS] = {LLMC_MAGIC,     dtype == DT_BF16 ? LLMC_BF16 : LLMC_FP32,
+                                              c->max_seq_len, c->vocab_size,
+                                              c->num_layers,  c->num_heads,
+                                              c->channels,    c->padded_vocab_size};
+    part_put(out, header, sizeof header);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            write_tensor(out, model, (ParamId)id, layer, &layout, dtype);
+        }
+        if (id != WTE) { continue; }
+        size_t padding = (size_t)(c->padded_vocab_size - c->vocab_size) * (size_t)c->channels * dtype_size(dtype);
+        void *zeros = xcalloc(padding, 1);
+        part_put(out, zeros, padding);
+        free(zeros);
+    }
 }

@@ -1,9 +1,9 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
 defines: SafeTensor, SafeTensors, safetensors_open, safetensors_find, safetensors_read, safetensors_check_real,
-         safetensors_read_real, safetensors_close, is_json_name, safetensors_open_index, SafeTensorsWriter,
-         safetensors_create, safetensors_join, safetensors_declare, safetensors_begin, safetensors_write,
-         safetensors_finish, f16_to_float, float_to_f16
+         safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
+         safetensors_create, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish,
+         f16_to_float, float_to_f16
 The file:
   8 bytes      N, the length of the header, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
@@ -132,17 +132,6 @@ static inline void st_parse_tensor(const SafeTensors *st, SafeTensor *t, const c
     }
 }
 
-static inline void st_parse_entries(SafeTensors *st, const cJSON *header) {
-    st->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header), sizeof *st->tensors);
-    const cJSON *entry;
-    cJSON_ArrayForEach(entry, header) {
-        if (strcmp(entry->string, "__metadata__") == 0) { continue; }
-        SafeTensor *t = &st->tensors[st->num_tensors++];
-        t->name = xstrdup(entry->string);
-        st_parse_tensor(st, t, entry);
-    }
-}
-
 static inline int st_compare_offsets(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
@@ -162,9 +151,17 @@ static inline void st_sort_by_name(SafeTensors *st) {
     }
 }
 
-// Stops unless the tensors cover data_bytes exactly once.
-static inline void st_check_layout(SafeTensors *st, uint64_t data_bytes) {
+// Reads the entries of the header. Stops unless the tensors cover data_bytes exactly once.
+static inline void st_parse_header(SafeTensors *st, const cJSON *header, uint64_t data_bytes) {
+    const cJSON *entry;
     uint64_t covered = 0;
+    st->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header), sizeof *st->tensors);
+    cJSON_ArrayForEach(entry, header) {
+        if (strcmp(entry->string, "__metadata__") == 0) { continue; }
+        SafeTensor *t = &st->tensors[st->num_tensors++];
+        t->name = xstrdup(entry->string);
+        st_parse_tensor(st, t, entry);
+    }
     qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_offsets);
     for (int i = 0; i < st->num_tensors; i++) {
         const SafeTensor *t = &st->tensors[i];
@@ -177,6 +174,7 @@ static inline void st_check_layout(SafeTensors *st, uint64_t data_bytes) {
     if (covered != data_bytes) {
         st_refuse(st, "has %" PRIu64 " bytes of data, expected %" PRIu64, data_bytes, covered);
     }
+    st_sort_by_name(st);
 }
 
 // The header as JSON, which the caller deletes. Sets st->data_start.
@@ -212,28 +210,22 @@ static inline SafeTensors safetensors_open(const char *path) {
     if (st.fd < 0 || fstat(st.fd, &info) != 0) { st_refuse(&st, "could not be opened: %s", strerror(errno)); }
     if (!S_ISREG(info.st_mode)) { st_refuse(&st, "is a folder, a device or a pipe"); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
-    st_parse_entries(&st, json);
-    st_check_layout(&st, (uint64_t)info.st_size - st.data_start);
-    st_sort_by_name(&st);
+    st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);
     return st;
 }
 
 // ---- reading
 
-static inline void st_close_file(SafeTensors *st) {
+static inline void safetensors_close(SafeTensors *st) {
+    for (int i = 0; i < st->num_shards; i++) { safetensors_close(&st->shards[i]); }
     for (int i = 0; i < st->num_tensors; i++) { free(st->tensors[i].name); }
+    free(st->shards);
     free(st->tensors);
     free(st->path);
     if (st->fd >= 0) { close(st->fd); }
     memset(st, 0, sizeof *st);
     st->fd = -1;
-}
-
-static inline void safetensors_close(SafeTensors *st) {
-    for (int i = 0; i < st->num_shards; i++) { st_close_file(&st->shards[i]); }
-    free(st->shards);
-    st_close_file(st);
 }
 
 // the tensor called `name`; NULL: the file has none
@@ -280,20 +272,6 @@ static inline uint16_t float_to_f16(float f) {
     return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);  // the exponent's bias is 15 instead of 127
 }
 
-// element i of a block of F64, F32, BF16 or F16
-static inline real st_element(const unsigned char *block, DType dtype, size_t i) {
-    double f64;
-    float f32;
-    bf16 b16;
-    uint16_t f16;
-    switch (dtype) {
-    case DT_F64: memcpy(&f64, block + i * sizeof f64, sizeof f64); return (real)f64;
-    case DT_F32: memcpy(&f32, block + i * sizeof f32, sizeof f32); return (real)f32;
-    case DT_BF16: memcpy(&b16, block + i * sizeof b16, sizeof b16); return (real)bf16_to_float(b16);
-    default: memcpy(&f16, block + i * sizeof f16, sizeof f16); return (real)f16_to_float(f16);
-    }
-}
-
 // stops unless a tensor holds F64, F32, BF16 or F16
 static inline void safetensors_check_real(const SafeTensors *st, const SafeTensor *t) {
     DType dtype = t->dtype;
@@ -307,14 +285,26 @@ static inline void safetensors_check_real(const SafeTensors *st, const SafeTenso
 // read as float is rounded, all else is exact. Stops at another type.
 static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor *t, uint64_t first_element, real *out,
                                          size_t count) {
-    unsigned char block[65536];
-    DType dtype = t->dtype;
+    union {
+        unsigned char bytes[65536];
+        double f64[8192];
+        float f32[16384];
+        bf16 b16[32768];
+        uint16_t f16[32768];
+    } block;
     safetensors_check_real(st, t);
-    size_t element_size = dtype_size(dtype), max = sizeof block / element_size;
+    size_t element_size = dtype_size(t->dtype), max = sizeof block / element_size;
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < max ? count - done : max;
-        safetensors_read(st, t, (first_element + done) * element_size, block, n * element_size);
-        for (size_t i = 0; i < n; i++) { out[done + i] = st_element(block, dtype, i); }
+        safetensors_read(st, t, (first_element + done) * element_size, block.bytes, n * element_size);
+        for (size_t i = 0; i < n; i++) {
+            switch (t->dtype) {
+            case DT_F64: out[done + i] = (real)block.f64[i]; break;
+            case DT_F32: out[done + i] = (real)block.f32[i]; break;
+            case DT_BF16: out[done + i] = (real)bf16_to_float(block.b16[i]); break;
+            default: out[done + i] = (real)f16_to_float(block.f16[i]); break;
+            }
+        }
     }
 }
 
@@ -323,35 +313,27 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
 //                                   "weight_map":{"wte.weight":"model-00001-of-00002.safetensors",...}}
 // The files are in the folder of the index. Tensors that the index leaves out are ignored, as in transformers.
 
-static inline bool is_json_name(const char *path) { return has_ending(path, ".json"); }
-
-// Returns the position of file `name` in st->shards. The first call for a file opens it.
-static inline int index_open_shard(SafeTensors *st, const char *name) {
-    char path[PATH_LENGTH];
-    const char *slash = strrchr(st->path, '/');
-    format_path(path, "%.*s%s", slash ? (int)(slash - st->path) + 1 : 0, st->path, name);
-    for (int i = 0; i < st->num_shards; i++) {
-        if (strcmp(st->shards[i].path, path) == 0) { return i; }
-    }
-    st->shards = (SafeTensors *)xrealloc(st->shards, (size_t)(st->num_shards + 1) * sizeof *st->shards);
-    st->shards[st->num_shards] = safetensors_open(path);
-    return st->num_shards++;
-}
-
-// adds the tensor of an entry of weight_map
+// Adds the tensor of an entry of weight_map, and its file if that is new.
 static inline void index_add(SafeTensors *st, const cJSON *entry) {
-    const char *name = cJSON_GetStringValue(entry);
+    char path[PATH_LENGTH];
+    const char *name = cJSON_GetStringValue(entry), *slash = strrchr(st->path, '/');
     if (!name || !*name || strchr(name, '/') || strcmp(name, "..") == 0) {
         input_error("'%s' has '%.200s' for tensor %.100s, expected a file in the folder of the index; get the index "
                     "again from where the model is from",
                     st->path, name ? name : "no string", entry->string);
     }
-    int shard = index_open_shard(st, name);
+    format_path(path, "%.*s%s", slash ? (int)(slash - st->path) + 1 : 0, st->path, name);
+    int shard = 0;
+    while (shard < st->num_shards && strcmp(st->shards[shard].path, path) != 0) { shard++; }
+    if (shard == st->num_shards) {
+        st->shards = (SafeTensors *)xrealloc(st->shards, (size_t)(shard + 1) * sizeof *st->shards);
+        st->shards[st->num_shards++] = safetensors_open(path);
+    }
     const SafeTensor *found = safetensors_find(&st->shards[shard], entry->string);
     if (!found) {
         input_error("'%s' puts tensor %.100s into '%s', and that file has no such tensor; copy the index and the files "
                     "again from one place",
-                    st->path, entry->string, st->shards[shard].path);
+                    st->path, entry->string, path);
     }
     SafeTensor *t = &st->tensors[st->num_tensors++];
     *t = *found;
@@ -408,36 +390,21 @@ static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t byte
     }
 }
 
-// creates a file, or truncates an existing one
-static inline SafeTensorsWriter safetensors_create(const char *path) {
+// Creates a file, or truncates an existing one. joins: another rank has created and begun it. This rank declares the
+// same tensors, begin writes no header, and finish does not check that every byte is written.
+static inline SafeTensorsWriter safetensors_create(const char *path, bool joins) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
-    w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, FILE_MODE);
+    w.shared = w.joined = joins;
+    w.fd = open(path, O_WRONLY | O_CLOEXEC | (joins ? 0 : O_CREAT | O_TRUNC), FILE_MODE);
     if (w.fd < 0) { w.error = errno; }
     return w;
-}
-
-// Opens a file that another rank has created and begun. This rank declares the same tensors, begin writes no header,
-// and finish does not check that every byte is written.
-static inline SafeTensorsWriter safetensors_join(const char *path) {
-    SafeTensorsWriter w;
-    memset(&w, 0, sizeof w);
-    w.shared = w.joined = true;
-    w.fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (w.fd < 0) { w.error = errno; }
-    return w;
-}
-
-static inline bool st_declared(const SafeTensorsWriter *w, const char *name) {
-    bool found = false;
-    for (int i = 0; i < w->num_tensors; i++) { found |= strcmp(w->tensors[i].name, name) == 0; }
-    return found;
 }
 
 // Adds a tensor of shape (num_dims) and returns its index. Names are distinct.
 static inline int safetensors_declare(SafeTensorsWriter *w, const char *name, DType dtype, int num_dims,
                                       const size_t *shape) {
-    assert(!w->data_start && !st_declared(w, name) && num_dims >= 0 && num_dims <= ST_MAX_DIMS);
+    assert(!w->data_start && num_dims >= 0 && num_dims <= ST_MAX_DIMS);
     w->tensors = (SafeTensor *)xrealloc(w->tensors, (size_t)(w->num_tensors + 1) * sizeof *w->tensors);
     w->written = (uint64_t *)xrealloc(w->written, (size_t)(w->num_tensors + 1) * sizeof *w->written);
     w->written[w->num_tensors] = 0;
@@ -457,58 +424,42 @@ static inline int st_compare_layout(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-// Sets the offsets of every tensor; *end is the size of the data. Returns the tensors in the order of the file; the
-// caller frees the array.
-static inline SafeTensor **st_lay_out(SafeTensorsWriter *w, uint64_t *end) {
+// Lays out the tensors and writes the header. Tensors are declared before it and written after it.
+static inline void safetensors_begin(SafeTensorsWriter *w) {
+    if (w->error) { return; }
     size_t count = (size_t)w->num_tensors;
+    uint64_t end = 0, bytes;
     SafeTensor **order = (SafeTensor **)xmalloc(count * sizeof *order);
-    *end = 0;
+    cJSON *header = cJSON_CreateObject();
+    cJSON_AddStringToObject(cJSON_AddObjectToObject(header, "__metadata__"), "format", "pt");
     for (size_t i = 0; i < count; i++) { order[i] = &w->tensors[i]; }
     qsort(order, count, sizeof *order, st_compare_layout);
     for (size_t i = 0; i < count; i++) {
         SafeTensor *t = order[i];
-        uint64_t bytes;
-        if (!st_tensor_bytes(dtype_size(t->dtype), t->num_dims, t->shape, &bytes)) { w->error = EOVERFLOW; }
-        t->begin = *end;
-        if (__builtin_add_overflow(*end, bytes, end)) { w->error = EOVERFLOW; }
-        t->end = *end;
+        t->begin = end;
+        bool fits = st_tensor_bytes(dtype_size(t->dtype), t->num_dims, t->shape, &bytes) &&
+                    !__builtin_add_overflow(end, bytes, &end);
+        if (!fits) { w->error = EOVERFLOW; }
+        t->end = end;
+        cJSON *entry = cJSON_AddObjectToObject(header, t->name);
+        cJSON_AddStringToObject(entry, "dtype", dtype_name(t->dtype));
+        cJSON *shape = cJSON_AddArrayToObject(entry, "shape"), *offsets = cJSON_AddArrayToObject(entry, "data_offsets");
+        for (int d = 0; d < t->num_dims; d++) { cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->shape[d])); }
+        cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)t->begin));
+        cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)t->end));
     }
-    return order;
-}
-
-static inline void st_print_tensor(FILE *out, const SafeTensor *t) {
-    cJSON *name = cJSON_CreateStringReference(t->name);
-    char *quoted = cJSON_PrintUnformatted(name);
-    if (!quoted) { run_error("out of host memory: could not build a safetensors header"); }
-    fprintf(out, ",%s:{\"dtype\":\"%s\",\"shape\":[", quoted, dtype_name(t->dtype));
-    for (int i = 0; i < t->num_dims; i++) { fprintf(out, "%s%zu", i ? "," : "", t->shape[i]); }
-    fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
-    cJSON_free(quoted);
-    cJSON_Delete(name);
-}
-
-// Writes the header. Tensors are declared before it and written after it.
-static inline void safetensors_begin(SafeTensorsWriter *w) {
-    if (w->error) { return; }
-    char *text = NULL;
-    size_t length = 0;
-    uint64_t data_bytes;
-    SafeTensor **order = st_lay_out(w, &data_bytes);
-    FILE *out = open_memstream(&text, &length);
-    if (!out) { run_error("out of host memory: could not build a safetensors header"); }
-    fprintf(out, "{\"__metadata__\":{\"format\":\"pt\"}");
-    for (int i = 0; i < w->num_tensors; i++) { st_print_tensor(out, order[i]); }
-    fputc('}', out);
-    while (ftello(out) % 8) { fputc(' ', out); }
-    if (fclose(out) != 0) { run_error("out of host memory: could not build a safetensors header"); }
-    uint64_t header_bytes = length;
+    char *text = cJSON_PrintUnformatted(header);
+    if (!text) { run_error("out of host memory: could not build a safetensors header"); }
+    uint64_t length = strlen(text), header_bytes = (length + 7) / 8 * 8;
     w->data_start = sizeof header_bytes + header_bytes;
-    w->sum.bytes = w->data_start + data_bytes;
+    w->sum.bytes = w->data_start + end;
     if (!w->joined) {
         st_pwrite(w, &header_bytes, sizeof header_bytes, 0);
         st_pwrite(w, text, length, sizeof header_bytes);
+        st_pwrite(w, "       ", header_bytes - length, sizeof header_bytes + length);
     }
-    free(text);
+    cJSON_free(text);
+    cJSON_Delete(header);
     free(order);
 }
 

@@ -1,7 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
-defines: input_error, run_error, StopHook, stop_hook, xmalloc, xaligned, xcalloc, xrealloc, xstrdup,
-         PATH_LENGTH, format_path, has_ending, plural_s
+defines: input_error, run_error, StopHook, stop_hook, xmalloc, xaligned, xcalloc, xrealloc, xgrow,
+         xstrdup, PATH_LENGTH, format_path, has_ending, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -85,6 +85,12 @@ static inline void *xrealloc(void *old, size_t bytes) {
     void *p = realloc(old, bytes ? bytes : 1);
     if (!p) { run_error("out of host memory: could not grow a block to %zu bytes", bytes); }
     return p;
+}
+
+// Room for one more element in an array of `count` that grows by this function only: it has the next power of two.
+static inline void *xgrow(void *old, size_t count, size_t size) {
+    bool full = (count & (count - 1)) == 0;
+    return full ? xrealloc(old, (count ? 2 * count : 1) * size) : old;
 }
 
 static inline char *xstrdup(const char *s) {

@@ -29,14 +29,9 @@ typedef struct {
     bool used;            // false: a free slot
     int64_t count;        // occurrences in all words
     uint32_t *words;      // (num_words) indices of words that hold the pair, or held it
-    uint32_t num_words, max_words;
+    uint32_t num_words;
     int pushed;  // the last new token after which the pair was pushed to the heap
 } BpePair;
-
-typedef struct {
-    int64_t count;  // of the pair when it was pushed
-    uint32_t left_right;
-} BpeCandidate;
 
 // Zeroed is empty. Free with bpe_free.
 typedef struct {
@@ -44,16 +39,16 @@ typedef struct {
     BpeWord *words;
     size_t num_words, word_slots;  // slots: a power of two
     char *bytes;                   // of all words
-    size_t num_bytes, max_bytes;
+    size_t num_bytes;
     uint16_t *tokens;  // of all words
     // pairs, a hash table
     BpePair *pairs;
     size_t num_pairs, pair_slots;
-    // candidates, the best first
-    BpeCandidate *heap;
-    size_t heap_size, max_heap;
+    HeapEntry *heap;  // candidate pairs. key: ~count of the pair when it was pushed, the highest count first;
+                      // value: left_right
+    size_t heap_size;
     uint32_t *changed;  // pairs that the current merge has created
-    size_t num_changed, max_changed;
+    size_t num_changed;
 } BpeTrainer;
 
 static inline void bpe_free(BpeTrainer *b) {
@@ -80,9 +75,8 @@ static inline BpeWord *bpe_word_slot(const BpeTrainer *b, const char *text, size
     return &b->words[slot];
 }
 
-// doubles the table of words once it is half full
+// doubles the table of words
 static inline void bpe_grow_words(BpeTrainer *b) {
-    if (2 * b->num_words < b->word_slots) { return; }
     BpeWord *old = b->words;
     size_t slots = b->word_slots;
     b->word_slots = slots ? 2 * slots : 1 << 16;
@@ -93,27 +87,21 @@ static inline void bpe_grow_words(BpeTrainer *b) {
     free(old);
 }
 
-static inline void bpe_count_word(BpeTrainer *b, const char *text, size_t length) {
-    bpe_grow_words(b);
-    BpeWord *w = bpe_word_slot(b, text, length);
-    w->count++;
-    if (w->size) { return; }
-    if (b->num_bytes + length > b->max_bytes) {
-        b->max_bytes = 2 * (b->num_bytes + length);
-        b->bytes = (char *)xrealloc(b->bytes, b->max_bytes);
-    }
-    memcpy(b->bytes + b->num_bytes, text, length);
-    w->start = b->num_bytes;
-    w->size = (uint32_t)length;
-    b->num_bytes += length;
-    b->num_words++;
-}
-
 // counts the words of a text
 static inline void bpe_count(BpeTrainer *b, const char *text, size_t bytes) {
     for (size_t at = 0, length; at < bytes; at += length) {
         length = tokenizer_pretoken_length(text + at, bytes - at);
-        bpe_count_word(b, text + at, length);
+        if (2 * b->num_words >= b->word_slots) { bpe_grow_words(b); }
+        BpeWord *w = bpe_word_slot(b, text + at, length);
+        w->count++;
+        if (w->size) { continue; }
+        w->start = b->num_bytes;
+        w->size = (uint32_t)length;
+        b->num_words++;
+        for (size_t i = 0; i < length; i++) {
+            b->bytes = (char *)xgrow(b->bytes, b->num_bytes, 1);
+            b->bytes[b->num_bytes++] = text[at + i];
+        }
     }
 }
 
@@ -146,36 +134,9 @@ static inline BpePair *bpe_pair(BpeTrainer *b, uint32_t left_right) {
     return pair;
 }
 
-// True if a goes before b.
-static inline bool bpe_is_better(BpeCandidate a, BpeCandidate b) {
-    return a.count != b.count ? a.count > b.count : a.left_right < b.left_right;
-}
-
 static inline void bpe_push(BpeTrainer *b, int64_t count, uint32_t left_right) {
-    if (b->heap_size == b->max_heap) {
-        b->max_heap = 2 * b->max_heap + 1024;
-        b->heap = (BpeCandidate *)xrealloc(b->heap, b->max_heap * sizeof *b->heap);
-    }
-    BpeCandidate c = {count, left_right};
-    size_t child = b->heap_size++;
-    while (child > 0 && bpe_is_better(c, b->heap[(child - 1) / 2])) {
-        b->heap[child] = b->heap[(child - 1) / 2];
-        child = (child - 1) / 2;
-    }
-    b->heap[child] = c;
-}
-
-static inline BpeCandidate bpe_pop(BpeTrainer *b) {
-    BpeCandidate top = b->heap[0], last = b->heap[--b->heap_size];
-    size_t parent = 0, child;
-    while ((child = 2 * parent + 1) < b->heap_size) {
-        if (child + 1 < b->heap_size && bpe_is_better(b->heap[child + 1], b->heap[child])) { child++; }
-        if (!bpe_is_better(b->heap[child], last)) { break; }
-        b->heap[parent] = b->heap[child];
-        parent = child;
-    }
-    b->heap[parent] = last;
-    return top;
+    b->heap = (HeapEntry *)xgrow(b->heap, b->heap_size, sizeof *b->heap);
+    heap_push(b->heap, &b->heap_size, ~(uint64_t)count, left_right);
 }
 
 // Adds `change` occurrences of (left, right) in a word. A positive change notes the word, and the pair for the heap.
@@ -184,18 +145,12 @@ static inline void bpe_change(BpeTrainer *b, int left, int right, uint32_t word,
     pair->count += change;
     if (change < 0) { return; }
     if (!pair->num_words || pair->words[pair->num_words - 1] != word) {
-        if (pair->num_words == pair->max_words) {
-            pair->max_words = pair->max_words ? 2 * pair->max_words : 2;
-            pair->words = (uint32_t *)xrealloc(pair->words, pair->max_words * sizeof *pair->words);
-        }
+        pair->words = (uint32_t *)xgrow(pair->words, pair->num_words, sizeof *pair->words);
         pair->words[pair->num_words++] = word;
     }
     if (pair->pushed == new_token) { return; }
     pair->pushed = new_token;
-    if (b->num_changed == b->max_changed) {
-        b->max_changed = 2 * b->max_changed + 1024;
-        b->changed = (uint32_t *)xrealloc(b->changed, b->max_changed * sizeof *b->changed);
-    }
+    b->changed = (uint32_t *)xgrow(b->changed, b->num_changed, sizeof *b->changed);
     b->changed[b->num_changed++] = pair->left_right;
 }
 
@@ -253,14 +208,15 @@ static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
     tokenizer_append_gpt2_bytes(&t);
     bpe_start(b, &t);
     while (t.vocab_size < vocab_size - 1 && b->heap_size > 0) {
-        BpeCandidate best = bpe_pop(b);
-        BpePair pair = *bpe_pair(b, best.left_right);
-        if (pair.count != best.count) {
-            if (pair.count > 0) { bpe_push(b, pair.count, best.left_right); }
+        HeapEntry best = heap_pop(b->heap, &b->heap_size);
+        uint32_t left_right = (uint32_t)best.value;
+        BpePair pair = *bpe_pair(b, left_right);
+        if (pair.count != (int64_t)~best.key) {
+            if (pair.count > 0) { bpe_push(b, pair.count, left_right); }
             continue;
         }
-        if (best.count < BPE_MIN_COUNT) { break; }
-        int left = (int)(best.left_right >> 16), right = (int)(best.left_right & 0xFFFF), merged = t.vocab_size;
+        if (pair.count < BPE_MIN_COUNT) { break; }
+        int left = (int)(left_right >> 16), right = (int)(left_right & 0xFFFF), merged = t.vocab_size;
         if (!tokenizer_append_pair(&t, left, right)) { continue; }
         for (uint32_t i = 0; i < pair.num_words; i++) { bpe_merge_word(b, pair.words[i], left, right, merged); }
         bpe_push_changed(b);

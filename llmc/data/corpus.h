@@ -129,16 +129,6 @@ static inline uint64_t corpus_bytes(const Corpus *c) {
 
 // ---- reading
 
-static inline void corpus_open_file(Corpus *c) {
-    const char *path = c->files[c->file].path;
-    c->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
-    c->begin = c->end = 0;
-    c->whole = c->in_document = false;
-    c->starts_line = true;
-    c->line = 0;
-}
-
 // Reads until the window holds `wanted` bytes, or all bytes that the file has.
 static inline void corpus_fill(Corpus *c, size_t wanted) {
     if (c->whole || c->end - c->begin >= wanted) { return; }
@@ -236,7 +226,15 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
 // The next piece. False: the corpus has ended.
 static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
     while (c->file < c->num_files) {
-        if (c->fd < 0) { corpus_open_file(c); }
+        if (c->fd < 0) {
+            const char *path = c->files[c->file].path;
+            c->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+            if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
+            c->begin = c->end = 0;
+            c->whole = c->in_document = false;
+            c->starts_line = true;
+            c->line = 0;
+        }
         piece->file = c->file;
         piece->is_json = c->files[c->file].is_json;
         if (piece->is_json ? corpus_next_json(c, piece) : corpus_next_text(c, piece)) {
@@ -252,30 +250,20 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// Removes the escape \u0000 from a line: cJSON ends a string there. Returns the new length.
-static inline size_t corpus_remove_nul(char *line, size_t bytes) {
-    size_t to = 0;
-    for (size_t from = 0; from < bytes;) {
-        if (line[from] != '\\') {
-            line[to++] = line[from++];
-        } else if (bytes - from >= 6 && memcmp(line + from, "\\u0000", 6) == 0) {
-            from += 6;
-        } else {
-            for (int i = 0; i < 2 && from < bytes; i++) { line[to++] = line[from++]; }
-        }
-    }
-    line[to] = 0;
-    return to;
-}
-
 // The object of a line of JSON, whose line[bytes] the function may overwrite; the caller deletes it. NULL: the line
 // holds no object and nothing else.
 static inline cJSON *corpus_object(char *line, size_t bytes) {
     const char *end = line;
+    size_t length = 0;
     if (memchr(line, 0, bytes)) { return NULL; }
-    bytes = corpus_remove_nul(line, bytes);
-    cJSON *json = cJSON_ParseWithLengthOpts(line, bytes, &end, false);
-    if (json && cJSON_IsObject(json) && end + strspn(end, " \t") == line + bytes) { return json; }
+    for (size_t i = 0; i < bytes;) {
+        bool escape = line[i] == '\\', nul = escape && bytes - i >= 6 && memcmp(line + i, "\\u0000", 6) == 0;
+        if (nul) { i += 6; }  // cJSON would end a string there
+        for (int n = nul ? 0 : escape ? 2 : 1; n > 0 && i < bytes; n--) { line[length++] = line[i++]; }
+    }
+    line[length] = 0;
+    cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, false);
+    if (json && cJSON_IsObject(json) && end + strspn(end, " \t") == line + length) { return json; }
     cJSON_Delete(json);
     return NULL;
 }

@@ -1,9 +1,9 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
-defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
-         token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close,
-         DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_position, dataloader_seek,
-         dataloader_sequences_per_epoch, dataloader_batches, dataloader_targets, dataloader_close
+defines: TokenFile, token_file_name, TokenFiles, token_files_open, token_files_are_text, token_files_kind,
+         token_files_copy, token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint,
+         token_files_close, DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_seek,
+         dataloader_batches, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
             tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file
@@ -50,6 +50,12 @@ typedef struct {
     uint64_t bytes;                    // of the whole file, when it was opened
     struct timespec modified;          // time of modification when it was opened
 } TokenFile;
+
+// the name of a file without its folder
+static inline const char *token_file_name(const TokenFile *file) {
+    const char *slash = strrchr(file->path, '/');
+    return slash ? slash + 1 : file->path;
+}
 
 // the files of a glob pattern, all of one kind
 typedef struct {
@@ -195,8 +201,7 @@ static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
         const TokenFile *file = &files->files[f];
-        const char *slash = strrchr(file->path, '/'), *name = slash ? slash + 1 : file->path;
-        hash = hash_bytes(hash, name, strlen(name));
+        hash = hash_bytes(hash, token_file_name(file), strlen(token_file_name(file)));
         hash = hash_file(hash, files->flag, file->path);
         hash = hash_word(hash_word(hash, file->first_token), file->num_tokens);
     }
@@ -205,7 +210,7 @@ static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
 
 // ---- reading tokens
 
-// reads ranges of tokens; the file of the last range stays open
+// Reads ranges of tokens. The file of the last range stays open.
 typedef struct {
     const TokenFiles *files;
     int vocab_size;
@@ -262,23 +267,18 @@ static inline bool token_reader_select(TokenReader *reader, int f) {
     return same || token_reader_fail(reader, f, "was written after the run began", "");
 }
 
-// raw = tokens [first, first + count) of file f, counted from the start of the file
-static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t first, size_t count) {
-    const TokenFiles *files = reader->files;
-    size_t width = (size_t)files->token_bytes;
-    if (!token_reader_select(reader, f)) { return false; }
-    int error = read_exact(reader->fd, reader->raw, count * width, (uint64_t)files->header_bytes + first * width);
-    return !error || token_reader_fail(reader, f, "could not be read: ", read_error(error));
-}
-
 // ids (count) = tokens [first, first + count) of file f, counted from the start of the file. count is at most the
 // max_tokens of token_reader_open. False: an error for token_reader_stop.
 static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint64_t first, size_t count) {
     const TokenFiles *files = reader->files;
-    if (!token_reader_read_raw(reader, f, first, count)) { return false; }
+    const uint8_t *raw = reader->raw;
+    size_t width = (size_t)files->token_bytes;
+    if (!token_reader_select(reader, f)) { return false; }
+    int error = read_exact(reader->fd, reader->raw, count * width, (uint64_t)files->header_bytes + first * width);
+    if (error) { return token_reader_fail(reader, f, "could not be read: ", read_error(error)); }
     int largest = 0;
     for (size_t i = 0; i < count; i++) {
-        ids[i] = files->token_bytes == 1 ? reader->raw[i] : reader->raw[2 * i] | reader->raw[2 * i + 1] << 8;
+        ids[i] = width == 1 ? raw[i] : raw[2 * i] | raw[2 * i + 1] << 8;
         largest = ids[i] > largest ? ids[i] : largest;
     }
     if (largest < reader->vocab_size) { return true; }
@@ -340,7 +340,7 @@ typedef struct {
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
-    uint64_t position;  // of the batch that is wanted or ready: sequences given to all ranks so far
+    uint64_t position;  // sequences given to all ranks so far, over all epochs, without the batch that is read ahead
     // the current epoch
     uint64_t epoch, epoch_key;
     int *order;      // (num_files) the files in the order of this epoch
@@ -376,18 +376,11 @@ static inline void loader_start_epoch(DataLoader *l, uint64_t epoch) {
 static inline bool loader_sequence(DataLoader *l, uint64_t s) {
     uint64_t epoch = s / l->sequences_per_epoch, k = s % l->sequences_per_epoch;
     if (epoch != l->epoch) { loader_start_epoch(l, epoch); }
-    int low = 0, high = l->files.num_files - 1;
-    while (low < high) {  // the first file of the order whose end is past k
-        int middle = low + (high - low) / 2;
-        if (l->ends[middle] > k) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    int f = l->order[low];
-    uint64_t begin = low ? l->ends[low - 1] : 0, j = k - begin;
-    if (l->shuffle) { j = rng_permute(rng_bits(l->epoch_key, EPOCH_STREAM, (uint64_t)f), j, l->ends[low] - begin); }
+    int i = 0;
+    while (l->ends[i] <= k) { i++; }  // to the file that holds sequence k of the epoch
+    int f = l->order[i];
+    uint64_t begin = i ? l->ends[i - 1] : 0, j = k - begin;
+    if (l->shuffle) { j = rng_permute(rng_bits(l->epoch_key, EPOCH_STREAM, (uint64_t)f), j, l->ends[i] - begin); }
     uint64_t first = l->files.files[f].first_token + j * (uint64_t)l->T;
     return token_reader_read(&l->tokens, l->ids, f, first, (size_t)l->T + 1);
 }
@@ -398,40 +391,28 @@ static inline int loader_row(const DataLoader *l, uint64_t s) {
     return (int)rng_permute(rng_bits(l->seed, EPOCH_STREAM, epoch), k, n);
 }
 
-// loader_read of rows of examples
-static inline void loader_read_rows(DataLoader *l, int *inputs, int *targets, uint64_t first) {
-    Range *ranges = l->ranges[l->reading];
-    int count = 0;
-    l->read_targets = 0;
-    for (int b = 0; b < l->B; b++) {
-        uint64_t s = first + (uint64_t)b;
-        size_t at = (size_t)b * (size_t)l->T;
-        if (l->one_epoch && s >= l->sequences_per_epoch) {
-            count += example_row_blank(l->rows, inputs + at, targets + at, ranges + count, at);
-            continue;
-        }
-        int row = loader_row(l, s);
-        count += example_row_read(l->rows, row, inputs + at, targets + at, ranges + count, at);
-        l->read_targets += l->rows->targets[row];
-    }
-    l->read_packed.ranges = ranges;
-    l->read_packed.count = count;
-}
-
+// reads the wanted batch
 static inline void loader_read(DataLoader *l) {
     size_t T = (size_t)l->T;
     int *inputs = l->batches[l->reading], *targets = inputs + (size_t)l->B * T;
+    Range *ranges = l->ranges[l->reading];
     uint64_t first = l->position + (uint64_t)l->rank * (uint64_t)l->B;
+    int count = 0;
     l->tokens.exit_status = 0;
-    if (l->rows) {
-        loader_read_rows(l, inputs, targets, first);
-        return;
-    }
+    if (l->rows) { l->read_targets = 0; }
     for (size_t b = 0; b < (size_t)l->B; b++) {
+        if (l->rows) {
+            int row = l->one_epoch && first + b >= l->sequences_per_epoch ? -1 : loader_row(l, first + b);
+            count += example_row_read(l->rows, row, inputs + b * T, targets + b * T, ranges + count, b * T);
+            if (row >= 0) { l->read_targets += l->rows->targets[row]; }
+            continue;
+        }
         if (!loader_sequence(l, first + b)) { return; }
         memcpy(inputs + b * T, l->ids, T * sizeof(int));
         memcpy(targets + b * T, l->ids + 1, T * sizeof(int));
     }
+    l->read_packed.ranges = ranges;
+    l->read_packed.count = count;
 }
 
 static inline void *loader_main(void *argument) {
@@ -468,33 +449,7 @@ static inline void loader_ask(DataLoader *l, int state, uint64_t position) {
     pthread_mutex_unlock(&l->lock);
 }
 
-// starts the thread, which reads the batch at position 0
-static inline void loader_start_thread(DataLoader *l) {
-    l->state = BATCH_WANTED;
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->turn, NULL);
-    int status = pthread_create(&l->thread, NULL, loader_main, l);
-    if (status != 0) {
-        run_error("%s: could not start the thread that reads the data: %s", l->files.flag, strerror(status));
-    }
-}
-
-// the number of sequences in files; stops if there is none
-static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
-    const TokenFile *longest = &files->files[0];
-    uint64_t sequences = 0;
-    for (int f = 0; f < files->num_files; f++) {
-        sequences += token_file_sequences(&files->files[f], T);
-        if (files->files[f].num_tokens > longest->num_tokens) { longest = &files->files[f]; }
-    }
-    if (sequences == 0) {
-        input_error("%s: a sequence of length %d takes %" PRIu64 " tokens, but the longest file, %s, has %" PRIu64
-                    "%s; give longer files or shorter sequences (-t)",
-                    files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->use);
-    }
-    return sequences;
-}
-
+// A loader without a source, whose thread does not run yet.
 static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64_t seed, int rank, int num_ranks) {
     memset(l, 0, sizeof *l);
     l->B = B;
@@ -505,6 +460,17 @@ static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64
     l->seed = seed;
     l->read_targets = B * T;
     for (int i = 0; i < 2; i++) { l->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
+    l->state = BATCH_WANTED;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->turn, NULL);
+}
+
+// starts the thread, which reads the batch at position 0
+static inline void loader_start_thread(DataLoader *l) {
+    int status = pthread_create(&l->thread, NULL, loader_main, l);
+    if (status != 0) {
+        run_error("%s: could not start the thread that reads the data: %s", l->files.flag, strerror(status));
+    }
 }
 
 // A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
@@ -512,8 +478,17 @@ static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64
 // which must not move. Close with dataloader_close.
 static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
                                    int rank, int num_ranks, int vocab_size) {
+    const TokenFile *longest = &files->files[0];
     loader_init(l, B, T, shuffle, seed, rank, num_ranks);
-    l->sequences_per_epoch = token_files_sequences(files, T);
+    for (int f = 0; f < files->num_files; f++) {
+        l->sequences_per_epoch += token_file_sequences(&files->files[f], T);
+        if (files->files[f].num_tokens > longest->num_tokens) { longest = &files->files[f]; }
+    }
+    if (l->sequences_per_epoch == 0) {
+        input_error("%s: a sequence of length %d takes %" PRIu64 " tokens, but the longest file, %s, has %" PRIu64
+                    "%s; give longer files or shorter sequences (-t)",
+                    files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->use);
+    }
     l->files = token_files_copy(files, files->use);
     l->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
     l->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
@@ -549,16 +524,11 @@ static inline void dataloader_next(DataLoader *l) {
     loader_ask(l, BATCH_WANTED, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);
 }
 
-// Sequences given to all ranks so far, over all epochs, without the batch that is read ahead. A checkpoint stores it.
-static inline uint64_t dataloader_position(const DataLoader *l) { return l->position; }
-
 // Makes the next batch start at sequence number `position`. The batch that was read ahead is dropped, with its errors.
 static inline void dataloader_seek(DataLoader *l, uint64_t position) {
     loader_wait(l);
     loader_ask(l, BATCH_WANTED, position);
 }
-
-static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *l) { return l->sequences_per_epoch; }
 
 // The micro-batches of an epoch, at least 1. The last sequences of token files are left out if they fill none; rows of
 // examples are not.

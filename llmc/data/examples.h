@@ -3,7 +3,7 @@ Examples to fine-tune on: prompts with completions, conversations or texts as JS
 tokens. The names here say row for packed sequence.
 defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES, Examples,
          examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
-         example_row_read, example_row_blank, example_rows_free
+         example_row_read, example_rows_free
 
 A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
@@ -79,21 +79,18 @@ typedef struct {
     bool one_line;  // of byte models: a turn is one line
     uint16_t *ids;  // (num_tokens) all examples, one after another
     bool *learned;  // (num_tokens) true for a target
-    size_t num_tokens, capacity;
+    size_t num_tokens;
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
-    int count, room;
+    int count;
     char error[160];            // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
 // Appends a token to the example that is being read.
 static inline void example_add_token(Examples *e, int token, bool learned) {
-    if (e->num_tokens == e->capacity) {
-        e->capacity = 2 * e->capacity + 1024;
-        e->ids = (uint16_t *)xrealloc(e->ids, e->capacity * sizeof *e->ids);
-        e->learned = (bool *)xrealloc(e->learned, e->capacity * sizeof *e->learned);
-    }
+    e->ids = (uint16_t *)xgrow(e->ids, e->num_tokens, sizeof *e->ids);
+    e->learned = (bool *)xgrow(e->learned, e->num_tokens, sizeof *e->learned);
     e->ids[e->num_tokens] = (uint16_t)token;
     e->learned[e->num_tokens++] = learned;
 }
@@ -111,10 +108,7 @@ static inline bool example_add_range(Examples *e, Range range) {
     bool has_target = false;
     for (size_t i = 1; i < range.count; i++) { has_target |= e->learned[range.offset + i]; }
     if (!has_target) { return false; }
-    if (e->count == e->room) {
-        e->room = 2 * e->room + 1024;
-        e->ranges = (Range *)xrealloc(e->ranges, (size_t)e->room * sizeof *e->ranges);
-    }
+    e->ranges = (Range *)xgrow(e->ranges, (size_t)e->count, sizeof *e->ranges);
     e->ranges[e->count++] = range;
     return true;
 }
@@ -190,14 +184,6 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     return "";
 }
 
-// Reads the line of a piece. Stops at a line without an example.
-static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, CorpusPiece *piece) {
-    cJSON *json = corpus_object(piece->text, piece->bytes);
-    const char *error = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
-    if (*error) { corpus_refuse(corpus, piece, error); }
-    cJSON_Delete(json);
-}
-
 static inline void examples_free(Examples *e) {
     free(e->ids);
     free(e->learned);
@@ -215,7 +201,12 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     e.one_line = !t->merges;
     Corpus corpus = corpus_open(flag, pattern, NULL);
     CorpusPiece piece;
-    while (corpus_next(&corpus, &piece)) { example_read(&e, t, &corpus, &piece); }
+    while (corpus_next(&corpus, &piece)) {
+        cJSON *json = corpus_object(piece.text, piece.bytes);
+        const char *error = json ? example_add(&e, t, json) : "is no JSON object; expected an object a line";
+        if (*error) { corpus_refuse(&corpus, &piece, error); }
+        cJSON_Delete(json);
+    }
     corpus_close(&corpus);
     tokenizer_free_encoder(&e.encoder);
     if (e.count == 0) {
@@ -304,13 +295,13 @@ static inline uint64_t example_rows_targets(const ExampleRows *rows) {
     return sum;
 }
 
-// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins
-// at `offset` of its micro-batch. Returns the number of ranges: at most T.
+// inputs (T), targets (T) = a row; -1: a row without examples. Appends the range of each example, and of the unused
+// end, to ranges; the row begins at `offset` of its micro-batch. Returns the number of ranges: at most T.
 static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
                                    size_t offset) {
     const Examples *e = rows->examples;
     int at = 0, count = 0;
-    for (int i = rows->first[row]; i < rows->first[row + 1]; i++) {
+    for (int i = row < 0 ? 0 : rows->first[row]; row >= 0 && i < rows->first[row + 1]; i++) {
         int length = example_length(e, rows->members[i]);
         const size_t start = e->ranges[rows->members[i]].offset;
         Range range = {offset + (size_t)at, (size_t)length};
@@ -328,18 +319,6 @@ static inline int example_row_read(const ExampleRows *rows, int row, int *inputs
         targets[at] = -1;
     }
     return count;
-}
-
-// the same of a row without examples
-static inline int example_row_blank(const ExampleRows *rows, int *inputs, int *targets, Range *ranges, size_t offset) {
-    const int T = rows->examples->T;
-    const Range all = {offset, (size_t)T};
-    ranges[0] = all;
-    for (int t = 0; t < T; t++) {
-        inputs[t] = 0;
-        targets[t] = -1;
-    }
-    return 1;
 }
 
 static inline void example_rows_free(ExampleRows *rows) {

@@ -33,9 +33,9 @@ typedef struct {
     const char *flag, *path;  // for messages
     int T;
     int *tokens;
-    size_t num_tokens, max_tokens;
+    size_t num_tokens;
     HellaSwagRow *rows;
-    int num_rows, max_rows;
+    int num_rows;
     int num_cut;  // examples with a truncated context
 } HellaSwag;
 
@@ -67,17 +67,12 @@ static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t cont
                     set->flag, hellaswag_examples(set), set->path, ending, set->T);
     }
     length -= cut;
-    if (set->num_rows == set->max_rows) {
-        set->max_rows = 2 * set->max_rows + 4096;
-        set->rows = (HellaSwagRow *)xrealloc(set->rows, (size_t)set->max_rows * sizeof *set->rows);
-    }
-    if (set->num_tokens + length > set->max_tokens) {
-        set->max_tokens = 2 * set->max_tokens + length;
-        set->tokens = (int *)xrealloc(set->tokens, set->max_tokens * sizeof *set->tokens);
-    }
+    set->rows = (HellaSwagRow *)xgrow(set->rows, (size_t)set->num_rows, sizeof *set->rows);
     HellaSwagRow row = {set->num_tokens, (int)length, (int)ending, is_true};
-    memcpy(set->tokens + set->num_tokens, ids + cut, length * sizeof *ids);
-    set->num_tokens += length;
+    for (size_t i = 0; i < length; i++) {
+        set->tokens = (int *)xgrow(set->tokens, set->num_tokens, sizeof *set->tokens);
+        set->tokens[set->num_tokens++] = ids[cut + i];
+    }
     set->rows[set->num_rows++] = row;
     return cut > 0;
 }
@@ -188,22 +183,6 @@ static inline int hellaswag_label(const cJSON *json) {
     return whole && label->valueint < HELLASWAG_ENDINGS ? label->valueint : -1;
 }
 
-// Adds the row of a context and " ending". Returns true if it truncated the context.
-static inline bool hellaswag_encode(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
-                                    const char *context, const char *ending, bool is_true) {
-    size_t before = strlen(context), size = before + strlen(ending) + 2;
-    char *text = (char *)xmalloc(size);
-    int *ids = (int *)xmalloc(size * sizeof *ids);
-    snprintf(text, size, "%s %s", context, ending);
-    size_t tokens = tokenizer_encode_with(tokenizer, encoder, text, before, ids);
-    if (tokens == 0) { ids[tokens++] = tokenizer->end_of_text; }
-    size_t more = tokenizer_encode_with(tokenizer, encoder, text + before, size - 1 - before, ids + tokens);
-    bool cut = hellaswag_add_row(set, ids, tokens, more, is_true);
-    free(text);
-    free(ids);
-    return cut;
-}
-
 // Adds the example of a line. False if the line is not an example.
 static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
                                       const cJSON *json) {
@@ -215,7 +194,16 @@ static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer
     cJSON_ArrayForEach(ending, endings) { i += cJSON_IsString(ending) ? 1 : HELLASWAG_ENDINGS + 1; }
     if (i != HELLASWAG_ENDINGS) { return false; }
     cJSON_ArrayForEach(ending, endings) {
-        cut |= hellaswag_encode(set, tokenizer, encoder, context, ending->valuestring, label-- == 0);
+        size_t before = strlen(context), size = before + strlen(ending->valuestring) + 2;
+        char *text = (char *)xmalloc(size);
+        int *ids = (int *)xmalloc(size * sizeof *ids);
+        snprintf(text, size, "%s %s", context, ending->valuestring);
+        size_t tokens = tokenizer_encode_with(tokenizer, encoder, text, before, ids);
+        if (tokens == 0) { ids[tokens++] = tokenizer->end_of_text; }
+        size_t more = tokenizer_encode_with(tokenizer, encoder, text + before, size - 1 - before, ids + tokens);
+        cut |= hellaswag_add_row(set, ids, tokens, more, label-- == 0);
+        free(text);
+        free(ids);
     }
     set->num_cut += cut;
     return true;

@@ -20,7 +20,8 @@ static inline uint32_t shard_crc(const char *flag, const char *path, uint64_t by
     uint64_t all = (bytes + SHARD_BLOCK - 1) / SHARD_BLOCK, count = blocks < all ? blocks : all;
     uint32_t crc = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    for (uint64_t i = 0; fd >= 0 && i < count; i++) {
+    if (fd < 0) { input_error("%s: could not open %s: %s; give files that can be read", flag, path, strerror(errno)); }
+    for (uint64_t i = 0; i < count; i++) {
         uint64_t at = count == all ? i * SHARD_BLOCK : i * (bytes - SHARD_BLOCK) / (count - 1);
         ssize_t got = pread(fd, block, SHARD_BLOCK, (off_t)at);
         if (got < 0) {
@@ -28,21 +29,14 @@ static inline uint32_t shard_crc(const char *flag, const char *path, uint64_t by
         }
         crc = crc32c(crc, block, (size_t)got);
     }
-    if (fd < 0) { input_error("%s: could not open %s: %s; give files that can be read", flag, path, strerror(errno)); }
     close(fd);
     return crc;
-}
-
-static inline const char *shard_name(const TokenFile *file) {
-    const char *slash = strrchr(file->path, '/');
-    return slash ? slash + 1 : file->path;
 }
 
 // the list of files; the caller deletes it
 static inline cJSON *shard_list(const TokenFiles *files) {
     cJSON *list = cJSON_CreateArray();
-    uint64_t blocks = SHARD_LIST_BYTES / SHARD_BLOCK / (uint64_t)files->num_files;
-    uint64_t total = 0;
+    uint64_t total = 0, blocks = SHARD_LIST_BYTES / SHARD_BLOCK / (uint64_t)files->num_files;
     for (int f = 0; f < files->num_files; f++) { total += files->files[f].bytes; }
     if (total <= SHARD_LIST_BYTES) { blocks = UINT64_MAX; }
     for (int f = 0; f < files->num_files; f++) {
@@ -50,7 +44,7 @@ static inline cJSON *shard_list(const TokenFiles *files) {
         char crc[16];
         snprintf(crc, sizeof crc, "%08x", shard_crc(files->flag, file->path, file->bytes, blocks < 2 ? 2 : blocks));
         cJSON *entry = cJSON_CreateObject();
-        cJSON_AddStringToObject(entry, "file", shard_name(file));
+        cJSON_AddStringToObject(entry, "file", token_file_name(file));
         cJSON_AddNumberToObject(entry, "bytes", (double)file->bytes);
         cJSON_AddStringToObject(entry, "crc32c", crc);
         cJSON_AddItemToArray(list, entry);
@@ -62,14 +56,10 @@ static inline const char *shard_entry_name(const cJSON *entry) {
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "file"));
 }
 
-// the entry of a file; NULL: none
-static inline const cJSON *shard_find(const cJSON *list, const char *name) {
-    const cJSON *entry;
-    cJSON_ArrayForEach(entry, list) {
-        const char *file = shard_entry_name(entry);
-        if (file && strcmp(file, name) == 0) { return entry; }
-    }
-    return NULL;
+static inline bool shard_is_listed(const cJSON *list, const char *name) {
+    const cJSON *entry = list->child;
+    while (entry && (!shard_entry_name(entry) || strcmp(shard_entry_name(entry), name) != 0)) { entry = entry->next; }
+    return entry != NULL;
 }
 
 // True if two entries have the same item `key`.
@@ -94,9 +84,9 @@ static inline bool shard_list_difference(char *text, size_t size, const cJSON *s
         snprintf(text, size, "%.100s has %.0f bytes, expected %.0f", name,
                  cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(is, "bytes")),
                  cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(was, "bytes")));
-    } else if (name && !shard_find(now, name)) {
+    } else if (name && !shard_is_listed(now, name)) {
         snprintf(text, size, "%.100s is missing", name);
-    } else if (name_now && !shard_find(saved, name_now)) {
+    } else if (name_now && !shard_is_listed(saved, name_now)) {
         snprintf(text, size, "%.100s is new", name_now);
     } else {
         snprintf(text, size, "the list of files differs from %.100s on", name ? name : name_now ? name_now : "its end");

@@ -33,13 +33,17 @@ static inline void shard_path(char *path, const char *out, int number) {
     format_path(path, "%s_%s_%06d.bin", out, number ? "train" : "val", number);
 }
 
+// the name of an unfinished shard
+static inline void shard_part_path(char *path, const char *out, int number) {
+    format_path(path, "%s_%s_%06d.bin.part", out, number ? "train" : "val", number);
+}
+
 // deletes unfinished shards; returns their number
 static inline int shards_delete_unfinished(const char *out) {
-    char path[PATH_LENGTH], part[PATH_LENGTH + 8];
+    char part[PATH_LENGTH];
     int deleted = 0;
     for (int number = 0, any = true; number < 2 || any; number++) {
-        shard_path(path, out, number);
-        snprintf(part, sizeof part, "%s.part", path);
+        shard_part_path(part, out, number);
         any = unlink(part) == 0;
         deleted += any;
     }
@@ -75,9 +79,8 @@ static inline void shard_begin(ShardWriter *w, int kind) {
 
 // Locks training shard 1 against a second command of the same name. Returns a file descriptor, or -1 if there is none.
 static inline int shard_lock(const char *out) {
-    char path[PATH_LENGTH], part[PATH_LENGTH + 8];
-    shard_path(path, out, 1);
-    snprintf(part, sizeof part, "%s.part", path);
+    char part[PATH_LENGTH];
+    shard_part_path(part, out, 1);
     int lock = open(part, O_RDONLY | O_CLOEXEC);
     if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
@@ -138,9 +141,9 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
 }
 
 static inline void shard_rename(const ShardWriter *w, int number) {
-    char path[PATH_LENGTH], part[PATH_LENGTH + 8];
+    char path[PATH_LENGTH], part[PATH_LENGTH];
     shard_path(path, w->out, number);
-    snprintf(part, sizeof part, "%s.part", path);
+    shard_part_path(part, w->out, number);
     if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
 }
 

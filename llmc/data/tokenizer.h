@@ -1,8 +1,8 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
-defines: Tokenizer, TokenizerEncoder, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_fingerprint,
-         tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut, tokenizer_decode, tokenizer_free,
-         tokenizer_free_encoder
+defines: Tokenizer, HeapEntry, heap_push, heap_pop, TokenizerEncoder, tokenizer_bytes, tokenizer_load,
+         tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut, tokenizer_decode,
+         tokenizer_free, tokenizer_free_encoder
 
 Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
                it can be:
@@ -43,7 +43,7 @@ enum {
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 
 typedef struct {
-    int vocab_size;
+    int vocab_size;           // 256, or 256 + merges + 1: 50257 for GPT-2
     int end_of_text;          // the token before each text; of bytes, a newline
     uint8_t byte_token[256];  // id of each byte
     char *bytes;              // token i is bytes[start[i]..start[i + 1] - 1]
@@ -52,8 +52,7 @@ typedef struct {
                               // open addressing; 0: a free slot. NULL: no merges
 } Tokenizer;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Merging
+// ---- merging
 
 // the slot of the pair (left, right), or the free slot for it
 static inline uint64_t *tokenizer_merge_slot(const Tokenizer *t, int left, int right) {
@@ -63,38 +62,46 @@ static inline uint64_t *tokenizer_merge_slot(const Tokenizer *t, int left, int r
     return &t->merges[slot];
 }
 
+typedef struct {
+    uint64_t key, value;
+} HeapEntry;
+
+// True if a goes before b: the smallest key first, among equals the smallest value.
+static inline bool heap_before(HeapEntry a, HeapEntry b) { return a.key != b.key ? a.key < b.key : a.value < b.value; }
+
+// Adds an entry to a heap (*size), which has room for it.
+static inline void heap_push(HeapEntry *heap, size_t *size, uint64_t key, uint64_t value) {
+    const HeapEntry entry = {key, value};
+    size_t child = (*size)++;
+    for (; child > 0 && heap_before(entry, heap[(child - 1) / 2]); child = (child - 1) / 2) {
+        heap[child] = heap[(child - 1) / 2];
+    }
+    heap[child] = entry;
+}
+
+static inline HeapEntry heap_pop(HeapEntry *heap, size_t *size) {
+    HeapEntry top = heap[0], last = heap[--*size];
+    size_t parent = 0, child;
+    while ((child = 2 * parent + 1) < *size) {
+        if (child + 1 < *size && heap_before(heap[child + 1], heap[child])) { child++; }
+        if (!heap_before(heap[child], last)) { break; }
+        heap[parent] = heap[child];
+        parent = child;
+    }
+    heap[parent] = last;
+    return top;
+}
+
 // A pre-token while it is merged: a linked list of tokens, each at the index of its first byte, and a heap of candidate
 // pairs. The arrays are reused for the next pre-token.
 typedef struct {
     int *token;  // -1: merged into the token before it
     size_t *previous, *next;
-    uint64_t *heap;  // smallest first: merged id << 48 | index of the left token
+    HeapEntry *heap;  // key: the merged id; value: the index of the left token
     size_t heap_size, capacity;
 } TokenizerMerging;
 
 static const size_t TOKENIZER_NO_INDEX = SIZE_MAX;  // before the first token, after the last
-
-static inline void tokenizer_heap_push(TokenizerMerging *m, uint64_t entry) {
-    size_t child = m->heap_size++;
-    while (child > 0 && m->heap[(child - 1) / 2] > entry) {
-        m->heap[child] = m->heap[(child - 1) / 2];
-        child = (child - 1) / 2;
-    }
-    m->heap[child] = entry;
-}
-
-static inline uint64_t tokenizer_heap_pop(TokenizerMerging *m) {
-    uint64_t *heap = m->heap, top = heap[0], entry = heap[--m->heap_size];
-    size_t parent = 0, child;
-    while ((child = 2 * parent + 1) < m->heap_size) {
-        if (child + 1 < m->heap_size && heap[child + 1] < heap[child]) { child++; }
-        if (heap[child] >= entry) { break; }
-        heap[parent] = heap[child];
-        parent = child;
-    }
-    heap[parent] = entry;
-    return top;
-}
 
 // the id that the token at index i and the next token merge into; 0: none
 static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerMerging *m, size_t i) {
@@ -105,23 +112,20 @@ static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerMerging
 // pushes the pair at index i if it merges
 static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerMerging *m, size_t i) {
     int id = i == TOKENIZER_NO_INDEX ? 0 : tokenizer_merged_id(t, m, i);
-    if (id) { tokenizer_heap_push(m, (uint64_t)id << 48 | i); }
-}
-
-static inline void tokenizer_reserve(TokenizerMerging *m, size_t bytes) {
-    if (bytes <= m->capacity) { return; }
-    m->capacity = 2 * bytes;
-    m->token = (int *)xrealloc(m->token, m->capacity * sizeof *m->token);
-    m->previous = (size_t *)xrealloc(m->previous, m->capacity * sizeof *m->previous);
-    m->next = (size_t *)xrealloc(m->next, m->capacity * sizeof *m->next);
-    // n - 1 pairs at first; each of at most n - 1 merges pops one and pushes at most two
-    m->heap = (uint64_t *)xrealloc(m->heap, 2 * m->capacity * sizeof *m->heap);
+    if (id) { heap_push(m->heap, &m->heap_size, (uint64_t)id, i); }
 }
 
 // Encodes one pre-token into at most `bytes` tokens and returns their number.
 static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerMerging *m, const char *text, size_t bytes,
                                                int *tokens) {
-    tokenizer_reserve(m, bytes);
+    if (bytes > m->capacity) {
+        m->capacity = 2 * bytes;
+        m->token = (int *)xrealloc(m->token, m->capacity * sizeof *m->token);
+        m->previous = (size_t *)xrealloc(m->previous, m->capacity * sizeof *m->previous);
+        m->next = (size_t *)xrealloc(m->next, m->capacity * sizeof *m->next);
+        // n - 1 pairs at first; each of at most n - 1 merges pops one and pushes at most two
+        m->heap = (HeapEntry *)xrealloc(m->heap, 2 * m->capacity * sizeof *m->heap);
+    }
     m->heap_size = 0;
     for (size_t i = 0; i < bytes; i++) {
         m->token[i] = t->byte_token[(uint8_t)text[i]];
@@ -130,9 +134,9 @@ static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerMerg
     }
     for (size_t i = 0; i + 1 < bytes; i++) { tokenizer_push_pair(t, m, i); }
     while (m->heap_size) {
-        uint64_t entry = tokenizer_heap_pop(m);
-        size_t left = entry & ((1ull << 48) - 1);
-        int id = (int)(entry >> 48);
+        HeapEntry entry = heap_pop(m->heap, &m->heap_size);
+        size_t left = entry.value;
+        int id = (int)entry.key;
         if (tokenizer_merged_id(t, m, left) != id) { continue; }  // one of the two has merged with another token since
         size_t right = m->next[left], after = m->next[right];
         m->token[left] = id;
@@ -154,8 +158,7 @@ static inline void tokenizer_free_merging(TokenizerMerging *m) {
     free(m->heap);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The cache of pre-tokens
+// ---- the cache of pre-tokens
 
 enum { TOKENIZER_CACHE_BITS = 15, TOKENIZER_CACHED_BYTES = 16, TOKENIZER_CACHED_TOKENS = 7 };
 
@@ -174,35 +177,21 @@ typedef struct {
     TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
 } TokenizerEncoder;
 
-// key = the first `length` (at most 16) of the `bytes` bytes at text, then zeros
-static inline void tokenizer_cache_key(uint64_t key[2], const char *text, size_t length, size_t bytes) {
-    if (bytes < TOKENIZER_CACHED_BYTES) {
-        key[0] = key[1] = 0;
-        memcpy(key, text, length);
-        return;
-    }
-    memcpy(key, text, TOKENIZER_CACHED_BYTES);  // a copy of constant size is two loads
-    if (length <= 8) {
-        key[0] &= UINT64_MAX >> (64 - 8 * length);
-        key[1] = 0;
-    } else {
-        key[1] &= UINT64_MAX >> (128 - 8 * length);
-    }
-}
-
-static inline TokenizerCached *tokenizer_cache_entry(const TokenizerEncoder *e, const uint64_t key[2]) {
-    uint64_t hash = (key[0] ^ key[1] * 0xFF51AFD7ED558CCDull) * 0x9E3779B97F4A7C15ull;
-    return &e->cache[hash >> (64 - TOKENIZER_CACHE_BITS)];
-}
-
 // Encodes the pre-token of `length` bytes at the start of the text (bytes), with the cache if the pre-token is short.
 // Returns the number of tokens.
 static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t length,
                                              size_t bytes, int *tokens) {
     if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, &e->merging, text, length, tokens); }
-    uint64_t key[2];
-    tokenizer_cache_key(key, text, length, bytes);
-    TokenizerCached *entry = tokenizer_cache_entry(e, key);
+    uint64_t key[2] = {0, 0};
+    if (bytes < TOKENIZER_CACHED_BYTES) {
+        memcpy(key, text, length);
+    } else {
+        memcpy(key, text, TOKENIZER_CACHED_BYTES);  // a copy of constant size is two loads
+        if (length <= 8) { key[1] = 0; }
+        key[length > 8] &= UINT64_MAX >> (64 - 8 * (length > 8 ? length - 8 : length));
+    }
+    uint64_t hash = (key[0] ^ key[1] * 0xFF51AFD7ED558CCDull) * 0x9E3779B97F4A7C15ull;
+    TokenizerCached *entry = &e->cache[hash >> (64 - TOKENIZER_CACHE_BITS)];
     if (entry->length == length && entry->key[0] == key[0] && entry->key[1] == key[1]) {
         for (int i = 0; i < entry->count; i++) { tokens[i] = entry->tokens[i]; }
         return entry->count;
@@ -222,8 +211,7 @@ static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
     memset(e, 0, sizeof *e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Splitting a text into pre-tokens
+// ---- splitting a text into pre-tokens
 
 static const uint32_t TOKENIZER_NOT_UTF8 = UINT32_MAX;
 
@@ -284,8 +272,7 @@ static inline size_t tokenizer_pretoken_length(const char *text, size_t bytes) {
     return end < bytes && last > 0 ? last : end;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Loading
+// ---- loading
 
 static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int merges) {
     Tokenizer t;
@@ -356,14 +343,6 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
     }
 }
 
-// the byte that a character stands for in a merges file; -1: none
-static inline int tokenizer_symbol_byte(const Tokenizer *t, uint32_t code) {
-    // character 256 + k is the k-th byte that is not plain
-    if (code < 256) { return tokenizer_byte_is_plain((int)code) ? (int)code : -1; }
-    uint32_t id = TOKENIZER_NUM_PLAIN + (code - 256);
-    return id < 256 ? (uint8_t)t->bytes[id] : -1;
-}
-
 // joined = the bytes of the two symbols of a line, the second from *split on. Returns their number; 0: malformed.
 static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, size_t length, char *joined,
                                           size_t *split) {
@@ -375,7 +354,9 @@ static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, 
             *split = count;
             continue;
         }
-        int byte = tokenizer_symbol_byte(t, code);
+        // character 256 + k is the k-th byte that is not plain
+        uint32_t id = code < 256 ? 256 : TOKENIZER_NUM_PLAIN + (code - 256);
+        int byte = id < 256 ? (uint8_t)t->bytes[id] : code < 256 && tokenizer_byte_is_plain((int)code) ? (int)code : -1;
         if (byte < 0 || count == TOKENIZER_MAX_TOKEN_BYTES) { return 0; }
         joined[count++] = (char)byte;
     }
@@ -451,30 +432,26 @@ static inline int tokenizer_bin_vocab(const char *path, const char *data, size_t
     return vocab;
 }
 
-static inline void tokenizer_load_bin_token(Tokenizer *t, TokenizerMerging *m, const char *bytes, size_t length,
-                                            const char *path) {
-    int id = t->vocab_size, byte = (uint8_t)bytes[0];
-    if (id < 256) {
-        int is_new = length == 1 && !memchr(t->bytes, byte, (size_t)id);
-        if (!is_new) { input_error("%s: token %d is not a byte of its own; expected GPT-2's file", path, id); }
-        tokenizer_append_byte(t, byte);
-    } else if (!tokenizer_append_merge(t, m, bytes, length)) {
-        input_error("%s: token %d does not join two tokens before it into a new one; expected GPT-2's file", path, id);
-    }
-}
-
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
     int vocab = tokenizer_bin_vocab(path, data, bytes);
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
     TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
-    size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t);
-    for (int id = 0; id < vocab; id++) {
-        size_t length = at < bytes ? (uint8_t)data[at] : 0;
+    size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t), length;
+    for (int id = 0; id < vocab; id++, at += 1 + length) {
+        length = at < bytes ? (uint8_t)data[at] : 0;
         if (at >= bytes || length > bytes - at - 1) {
             input_error("%s: cut short in token %d of %d; download it again", path, id, vocab);
         }
-        if (id < vocab - 1) { tokenizer_load_bin_token(&t, &m, data + at + 1, length, path); }
-        at += 1 + length;
+        const char *token = data + at + 1;
+        if (id < 256) {
+            if (length != 1 || memchr(t.bytes, *token, (size_t)id)) {
+                input_error("%s: token %d is not a byte of its own; expected GPT-2's file", path, id);
+            }
+            tokenizer_append_byte(&t, (uint8_t)*token);
+        } else if (id < vocab - 1 && !tokenizer_append_merge(&t, &m, token, length)) {
+            input_error("%s: token %d does not join two tokens before it into a new one; expected GPT-2's file", path,
+                        id);
+        }
     }
     if (at != bytes) { input_error("%s: found %zu bytes after the last token; expected none", path, bytes - at); }
     tokenizer_append_end_of_text(&t);
@@ -482,8 +459,7 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
     return t;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The interface
+// ---- the interface
 
 // each byte is a token: vocabulary 256, a newline for end-of-text
 static inline Tokenizer tokenizer_bytes(void) {
@@ -515,9 +491,6 @@ static inline Tokenizer tokenizer_load(const char *path) {
     free(data);
     return t;
 }
-
-// 256, or 256 + merges + 1: 50257 for GPT-2
-static inline int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 
 // 64 bits that identify the tokens and their ids
 static inline uint64_t tokenizer_fingerprint(const Tokenizer *t) {

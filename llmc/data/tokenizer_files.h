@@ -14,20 +14,16 @@ A symbol is a token with its bytes written as characters, as tokenizer.h describ
 #include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"
 
-// the character that stands for a byte
-static inline uint32_t tokenizer_byte_character(int byte) {
-    uint32_t code = 256;
-    if (tokenizer_byte_is_plain(byte)) { return (uint32_t)byte; }
-    for (int other = 0; other < byte; other++) { code += !tokenizer_byte_is_plain(other); }
-    return code;
-}
-
 // symbol (2 * TOKENIZER_MAX_TOKEN_BYTES) = a token as a symbol, without a NUL. Returns its bytes.
 static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbol) {
     size_t bytes, length = 0;
     const char *text = tokenizer_decode(t, token, &bytes);
     for (size_t i = 0; i < bytes; i++) {
-        uint32_t code = tokenizer_byte_character((uint8_t)text[i]);
+        int byte = (uint8_t)text[i], code = byte;
+        if (!tokenizer_byte_is_plain(byte)) {
+            code = 256;
+            for (int other = 0; other < byte; other++) { code += !tokenizer_byte_is_plain(other); }
+        }
         if (code >= 128) { symbol[length++] = (char)(0xC0 | code >> 6); }
         symbol[length++] = (char)(code < 128 ? code : 0x80 | (code & 0x3F));
     }
@@ -106,39 +102,6 @@ static inline const char *tokenizer_json_error(const cJSON *json) {
     return NULL;
 }
 
-// The merges as the lines of merges.txt; the caller frees them. Stops at a merge that is not two strings.
-static inline char *tokenizer_merge_lines(const char *path, const cJSON *merges, size_t *bytes) {
-    char *text = NULL;
-    FILE *lines = open_memstream(&text, bytes);
-    if (!lines) { run_error("out of memory while reading %s", path); }
-    int number = 0;
-    const cJSON *merge;
-    cJSON_ArrayForEach(merge, merges) {
-        const char *line = cJSON_GetStringValue(merge);
-        const char *left = cJSON_GetStringValue(cJSON_GetArrayItem(merge, 0));
-        const char *right = cJSON_GetStringValue(cJSON_GetArrayItem(merge, 1));
-        number++;
-        if (!line && (!left || !right)) {
-            input_error("%s: merge %d is neither a string nor a pair of strings; copy the file again", path, number);
-        }
-        fprintf(lines, "%s%s%s\n", line ? line : left, line ? "" : " ", line ? "" : right);
-    }
-    fclose(lines);
-    return text;
-}
-
-// Stops unless `symbol` names the token `id` of t.
-static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, const char *symbol, const cJSON *id) {
-    char expected[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    int token = cJSON_IsNumber(id) ? id->valueint : -1;
-    expected[tokenizer_symbol(t, token, expected)] = 0;
-    bool is_end = token == t->end_of_text && strcmp(symbol, TOKENIZER_END_OF_TEXT) == 0;
-    if (is_end || (*expected && strcmp(symbol, expected) == 0)) { return; }
-    input_error("%s: the token '%.60s' has the id %d, which is another token in GPT-2's order of ids (bytes, merges, "
-                "end-of-text); give a tokenizer in that order",
-                path, symbol, token);
-}
-
 // True if a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges.
 static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
@@ -162,7 +125,7 @@ static inline bool tokenizer_json_is_known(const char *path) {
 
 // Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other one.
 static inline Tokenizer tokenizer_load_json(const char *path) {
-    cJSON *json = read_json(path), *symbol;
+    cJSON *json = read_json(path), *item;
     if (!json) { input_error("%s: there is no such file; check the path", path); }
     if (tokenizer_json_is_bytes(json)) {
         cJSON_Delete(json);
@@ -171,13 +134,33 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
     const char *error = tokenizer_json_error(json);
     if (error) { input_error("%s: found %s; expected what GPT-2's tokenizer.json has", path, error); }
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
+    char *text = NULL, expected[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     size_t bytes;
-    char *lines = tokenizer_merge_lines(path, cJSON_GetObjectItemCaseSensitive(model, "merges"), &bytes);
-    Tokenizer t = tokenizer_parse_merges(path, lines, bytes);
-    cJSON_ArrayForEach(symbol, cJSON_GetObjectItemCaseSensitive(model, "vocab")) {
-        tokenizer_check_symbol(path, &t, symbol->string, symbol);
+    int number = 0;
+    FILE *lines = open_memstream(&text, &bytes);  // as in merges.txt
+    if (!lines) { run_error("out of memory while reading %s", path); }
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(model, "merges")) {
+        const char *line = cJSON_GetStringValue(item);
+        const char *left = cJSON_GetStringValue(cJSON_GetArrayItem(item, 0));
+        const char *right = cJSON_GetStringValue(cJSON_GetArrayItem(item, 1));
+        number++;
+        if (!line && (!left || !right)) {
+            input_error("%s: merge %d is neither a string nor a pair of strings; copy the file again", path, number);
+        }
+        fprintf(lines, "%s%s%s\n", line ? line : left, line ? "" : " ", line ? "" : right);
     }
-    free(lines);
+    fclose(lines);
+    Tokenizer t = tokenizer_parse_merges(path, text, bytes);
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(model, "vocab")) {
+        int id = cJSON_IsNumber(item) ? item->valueint : -1;
+        expected[tokenizer_symbol(&t, id, expected)] = 0;
+        bool is_end = id == t.end_of_text && strcmp(item->string, TOKENIZER_END_OF_TEXT) == 0;
+        if (is_end || (*expected && strcmp(item->string, expected) == 0)) { continue; }
+        input_error("%s: the token '%.60s' has the id %d, which is another token in GPT-2's order of ids (bytes, "
+                    "merges, end-of-text); give a tokenizer in that order",
+                    path, item->string, id);
+    }
+    free(text);
     cJSON_Delete(json);
     return t;
 }

@@ -75,7 +75,7 @@ static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     find_tokenizer_file(path, a);
     if (!*path) { return BYTE_VOCABULARY; }
     Tokenizer tokenizer = tokenizer_open(path);
-    int vocab_size = tokenizer_vocab_size(&tokenizer);
+    int vocab_size = tokenizer.vocab_size;
     tokenizer_free(&tokenizer);
     return vocab_size;
 }
@@ -259,7 +259,7 @@ static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a)
 // ---- the data in state.json: the position, and the settings and files that give the position its tokens
 
 static inline void data_state_add(cJSON *state, const RunData *d, const TrainArgs *a) {
-    cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&d->train_loader));
+    cJSON_AddNumberToObject(state, "position", (double)d->train_loader.position);
     cJSON_AddNumberToObject(state, "sequence_length", a->T);
     cJSON_AddNumberToObject(state, "seed", (double)a->seed);
     cJSON_AddStringToObject(state, "training_data", d->fingerprint);

@@ -15,7 +15,7 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/gguf.h"
 #include "llmc/checkpoint/model_file.h"
-#include "llmc/checkpoint/model_writer.h"
+#include "llmc/checkpoint/model_state.h"
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
@@ -65,7 +65,7 @@ static inline void export_gguf_tokens(GgufWriter *w, const Tokenizer *t, int voc
     char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
     gguf_key_array(w, "tokenizer.ggml.tokens", GGUF_VALUE_STRING, (uint64_t)vocab_size);
     for (int id = 0; id < vocab_size; id++) {
-        bool padding = id >= tokenizer_vocab_size(t);
+        bool padding = id >= t->vocab_size;
         size_t length =
             padding ? (size_t)snprintf(symbol, sizeof symbol, "[PAD%d]", id) : tokenizer_symbol(t, id, symbol);
         gguf_put_string(w, symbol, length);
@@ -73,7 +73,7 @@ static inline void export_gguf_tokens(GgufWriter *w, const Tokenizer *t, int voc
     gguf_key_array(w, "tokenizer.ggml.token_type", GGUF_VALUE_I32, (uint64_t)vocab_size);
     for (int id = 0; id < vocab_size; id++) {
         bool end_of_text = t->merges && id == t->end_of_text;
-        gguf_put_u32(w, id >= tokenizer_vocab_size(t) ? UNUSED : end_of_text ? CONTROL : NORMAL);
+        gguf_put_u32(w, id >= t->vocab_size ? UNUSED : end_of_text ? CONTROL : NORMAL);
     }
 }
 

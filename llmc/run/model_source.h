@@ -4,7 +4,6 @@ defines: ModelSource, model_source, hash_weights, check_trained, check_length, c
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/checkpoint/llmc_file.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"

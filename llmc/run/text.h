@@ -128,10 +128,10 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
     bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
-    if (tokenizer_vocab_size(tokenizer) > vocab_size || wrong_bytes) {
+    if (tokenizer->vocab_size > vocab_size || wrong_bytes) {
         input_error(
             "the tokenizer '%s' has %d tokens and the model %d; give the model's own tokenizer with --tokenizer", path,
-            tokenizer_vocab_size(tokenizer), vocab_size);
+            tokenizer->vocab_size, vocab_size);
     }
     if (!given_tokenizer(a)) { check_shards(tokenizer, path, a); }
     return true;

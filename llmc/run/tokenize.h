@@ -218,7 +218,7 @@ static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenize
     job.tokenizer = tokenizer;
     job.corpus = corpus_open("-i", a->train_data, a->field);
     tokenize_merges_path(merges, &job);
-    job.writer = shard_writer_open(a->tokenize, tokenizer_vocab_size(tokenizer), SHARD_TOKENS);
+    job.writer = shard_writer_open(a->tokenize, tokenizer->vocab_size, SHARD_TOKENS);
     job.terminal = isatty(STDOUT_FILENO);
     job.started = job.last_line = now_seconds();
     tokenize_blocks(&job);
