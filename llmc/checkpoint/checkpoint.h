@@ -77,8 +77,7 @@ static inline void await_failed_rank(char who[32], int failed_rank, const Comm *
     snprintf(who, 32, "rank %d: ", failed_rank);
 }
 
-// Opens every folder above `path`. NFS remembers for a minute that a name did not exist, and asks the server again when
-// the folder above is opened.
+// Opens every folder above `path`: NFS remembers for a minute that a name did not exist, unless its folder is opened.
 static inline void open_folders_above(const char *path) {
     char folder[PATH_LENGTH];
     format_path(folder, *path == '/' ? "/" : ".");
@@ -195,8 +194,7 @@ static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master,
 
 // ---- the checkpoints of a run
 
-// The steps of all checkpoints of a run, ascending, and their number; 0 if there is no such folder; -1 and errno if the
-// folder cannot be read. The caller frees *steps.
+// *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns their number; -1 and errno on failure.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
     int count = 0;
     *steps = NULL;
@@ -229,8 +227,7 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
-// folder = the last checkpoint of a run, or without any the one with the lowest validation loss, or "". Returns whether
-// there is one.
+// folder = a run's last checkpoint, or RUN/best without any. False, and "": there is neither.
 static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     char weights[PATH_LENGTH];
     long long latest = checkpoint_latest(run_dir);
@@ -313,8 +310,7 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
 
 static const char *const tensor_files[] = {"model.safetensors", "optimizer.safetensors"};
 
-// Writes the files of a checkpoint into a new folder. All ranks call it. sums: output, of tensor_files. Returns 0 or an
-// errno, the same on all ranks.
+// Writes a checkpoint into a new folder. sums: output, of tensor_files. Returns 0 or an errno, the same on all ranks.
 static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, Crc32cSum sums[2],
                                    int *failed_rank) {
     const OptimizerState *o = &s->optimizer;
@@ -413,23 +409,11 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
-// before = the checkpoint of the same run before the one in `folder`, or ""
-static inline void checkpoint_before(char *before, const char *folder) {
-    char run_dir[PATH_LENGTH];
-    const char *slash = strrchr(folder, '/');
-    folder_of(run_dir, folder);
-    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "step_", "");
-    int count = checkpoint_list(run_dir, &steps);
-    *before = 0;
-    for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run_dir, steps[i]); }
-    free(steps);
-}
-
 // Stops at a checkpoint that disagrees with its manifest, and names the checkpoint before it. resumes: the command is a
 // -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
 // state.json is no checkpoint.
 static inline void checkpoint_check(const char *folder, const char *run_dir, bool resumes) {
-    char state[PATH_LENGTH], before[PATH_LENGTH], why[512];
+    char state[PATH_LENGTH], before[PATH_LENGTH] = "", run[PATH_LENGTH], why[512];
     format_path(state, "%s/state.json", folder);
     if (!resumes && access(state, F_OK) != 0) { return; }
     int error = manifest_check(folder, resumes ? NULL : tensor_files[1], why, sizeof why);
@@ -439,7 +423,12 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     if (!damaged) {  // a file that cannot be read now
         input_error("checkpoint '%s' cannot be checked: %s; make it readable, then try again", folder, why);
     }
-    checkpoint_before(before, folder);
+    const char *slash = strrchr(folder, '/');
+    folder_of(run, folder);
+    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "step_", "");
+    int count = checkpoint_list(run, &steps);
+    for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run, steps[i]); }
+    free(steps);
     if (!*before) {
         input_error(
             "checkpoint '%s' is damaged: %s; there is none before it: copy it again, begin a new run from other "

@@ -68,9 +68,7 @@ static inline void gguf_put_header(GgufWriter *w) {
 
 // out: an open, empty file
 static inline GgufWriter gguf_create(PartFile out) {
-    GgufWriter w;
-    memset(&w, 0, sizeof w);
-    w.out = out;
+    GgufWriter w = {out, 0, 0, 0, 0};
     gguf_put_header(&w);
     return w;
 }
@@ -128,8 +126,7 @@ static inline void gguf_begin(GgufWriter *w) {
     w->data_start = w->out.position;
 }
 
-// Returns 0 when the file is on the disk under its name, or the errno of the first failure: the unfinished file is then
-// deleted.
+// Returns 0 when the file is on the disk under its name, or the first errno: the unfinished file is then deleted.
 static inline int gguf_finish(GgufWriter *w) {
     assert(w->out.error || w->out.position == w->data_start + w->data_bytes);
     return part_finish(&w->out);

@@ -92,8 +92,7 @@ static inline int write_and_delete(const char *folder, const char *name, cJSON *
     return error;
 }
 
-// Writes the small files of a model into its folder, without those of a tokenizer if tokenizer is NULL. Returns 0 or an
-// errno.
+// Writes a model's small files, with those of its tokenizer unless it is NULL. Returns 0 or an errno.
 static inline int hugging_face_write(const char *folder, const GPT2Config *c, const Tokenizer *tokenizer) {
     char path[PATH_LENGTH];
     cJSON *generation = cJSON_CreateObject();

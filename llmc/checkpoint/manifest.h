@@ -11,6 +11,7 @@ defines: MANIFEST, file_sum, manifest_write, manifest_check
 #include "llmc/common/create_file.h"
 #include "llmc/common/json_file.h"
 #include <dirent.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 
 #define MANIFEST "manifest.json"
@@ -52,8 +53,7 @@ static inline void manifest_add(cJSON *files, const char *name, const Crc32cSum 
     cJSON_AddStringToObject(entry, "crc32c", crc);
 }
 
-// Writes the manifest of a folder's files, which are all on the disk. known (count): the sums of names (count), files
-// that are not read again. Returns 0 or an errno.
+// Writes the manifest of a folder. known (count): the sums of names (count), not read again. Returns 0 or an errno.
 static inline int manifest_write(const char *folder, const char *const *names, const Crc32cSum *known, int count) {
     char path[PATH_LENGTH];
     struct dirent **entries;
@@ -77,39 +77,11 @@ static inline int manifest_write(const char *folder, const char *const *names, c
     return error;
 }
 
-// manifest_check for one file
-static inline int manifest_check_file(const cJSON *entry, const char *folder, char *why, size_t size) {
-    char path[PATH_LENGTH], crc[16];
-    Crc32cSum file = {0, 0};
-    const char *name = entry->string, *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
-    if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
-        snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
-        return EBADMSG;
-    }
-    format_path(path, "%s/%.300s", folder, name);
-    int error = file_sum(path, &file);
-    snprintf(crc, sizeof crc, "%08x", error ? 0 : crc32c_total(&file));
-    if (error) {
-        snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
-        return error;
-    }
-    if ((double)file.bytes != bytes->valuedouble) {
-        snprintf(why, size, "%.100s has %llu bytes, expected %.0f", name, (unsigned long long)file.bytes,
-                 bytes->valuedouble);
-    } else if (strcmp(crc, sum) != 0) {
-        snprintf(why, size, "%.100s has CRC32C %s, expected %.8s", name, crc, sum);
-    } else {
-        return 0;
-    }
-    return EBADMSG;
-}
-
 // Compares the files of a folder with its manifest; `except`, or NULL, is not read. Returns 0 (also without a
 // manifest), EBADMSG for a difference, or the errno of a file that could not be read. why (size bytes): what is wrong,
 // in words that follow the name of the folder.
 static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], crc[16];
     Crc32cSum own;
     format_path(path, "%s/" MANIFEST, folder);
     int error = file_sum(path, &own);
@@ -123,9 +95,29 @@ static inline int manifest_check(const char *folder, const char *except, char *w
         error = EBADMSG;
     }
     cJSON_ArrayForEach(entry, files) {
-        if (!error && !(except && strcmp(entry->string, except) == 0)) {
-            error = manifest_check_file(entry, folder, why, size);
+        const char *name = entry->string;
+        const char *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
+        const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
+        if (error || (except && strcmp(name, except) == 0)) { continue; }
+        if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
+            snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
+            error = EBADMSG;
+            continue;
         }
+        format_path(path, "%s/%.300s", folder, name);
+        error = file_sum(path, &own);
+        if (error) {
+            snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
+            continue;
+        }
+        snprintf(crc, sizeof crc, "%08x", crc32c_total(&own));
+        bool same_size = (double)own.bytes == bytes->valuedouble;
+        if (!same_size) {
+            snprintf(why, size, "%.100s has %" PRIu64 " bytes, expected %.0f", name, own.bytes, bytes->valuedouble);
+        } else if (strcmp(crc, sum) != 0) {
+            snprintf(why, size, "%.100s has CRC32C %s, expected %.8s", name, crc, sum);
+        }
+        error = same_size && strcmp(crc, sum) == 0 ? 0 : EBADMSG;
     }
     cJSON_Delete(json);
     return error;

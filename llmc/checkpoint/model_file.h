@@ -52,8 +52,7 @@ static inline int llmc_check_header(GPT2Config *c, const int32_t header[LLMC_HEA
     return header[7];
 }
 
-// Opens a model file of llm.c as a table of tensors, and fills *c. Stops unless the file has the length that its header
-// says. Close with safetensors_close.
+// Opens a model file of llm.c as a table of tensors, and fills *c. Stops unless it has the length that its header says.
 static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     SafeTensors st;
     struct stat info;
@@ -99,8 +98,7 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     return st;
 }
 
-// The last step that a run directory of llm.c has as model_00000100.bin, with the empty DONE_00000100 that llm.c writes
-// after it; -1: none.
+// The last step of a run directory of llm.c, model_00000100.bin with an empty DONE_00000100; -1: none.
 static inline long long llmc_latest(const char *folder) {
     long long latest = -1;
     DIR *dir = opendir(folder);
@@ -229,8 +227,7 @@ static inline void model_check_tensors(const ModelFile *model) {
     }
 }
 
-// Stops at a classifier that is not tied to the token embeddings. Some files store lm_head.weight as a copy of
-// wte.weight.
+// Stops at a classifier that is not tied. Some files store lm_head.weight as a copy of wte.weight.
 static inline void model_check_tied(const ModelFile *model) {
     const SafeTensors *file = &model->file;
     const SafeTensor *head = safetensors_find(file, "lm_head.weight"), *wte = model_find(model, "", "wte.weight");
@@ -251,8 +248,7 @@ static inline void model_check_tied(const ModelFile *model) {
     }
 }
 
-// weights (PATH_LENGTH) = path. For a folder: its model.safetensors, or if that is missing, its
-// model.safetensors.index.json.
+// weights (PATH_LENGTH) = path; in a folder its model.safetensors, or else its model.safetensors.index.json
 static inline void model_weights_path(char *weights, const char *path) {
     char index[PATH_LENGTH];
     struct stat info;

@@ -48,8 +48,7 @@ static inline int agree_on_error(int error, Comm *world, int *failed_rank) {
     return (int)(worst >> 32);
 }
 
-// scale_slices: slices of a tensor that have scales of their own in a file of -tp t. slice_scales: scales of one such
-// slice. A replicated tensor has one set.
+// Slices of a tensor with scales of their own in a file of -tp t, and the scales of one. A replicated tensor is one.
 static inline int scale_slices(ParamId id, int t) { return param_split(id) == SPLIT_NONE ? 1 : t; }
 static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
     Slice s = param_slice(id, c, t, 0);
@@ -58,8 +57,7 @@ static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
 
 enum { CHUNK_ELEMENTS = 1 << 18 };  // of a tensor in host memory at a time
 
-// The next chunk of a range, after `done` elements. A tensor that is transposed in the file is one chunk: smaller
-// chunks would make short reads and writes.
+// The next chunk of a range, after `done` elements; a tensor transposed in the file is one, to avoid short reads.
 static inline ParamRange range_chunk(ParamRange range, size_t done, bool transposed) {
     size_t left = range.count - done;
     bool whole = transposed || left < CHUNK_ELEMENTS;
@@ -109,8 +107,7 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
     }
 }
 
-// Moves the elements of a range that are in a rectangle of the slice, for a transposed file. Whole columns, which are
-// adjacent in the file, are moved together.
+// Moves the elements of a range that are in a rectangle of the slice, for a transposed file: whole columns together.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
     const size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
@@ -284,8 +281,7 @@ static inline void *read_range(const StoredTensor *t, ParamRange range, const Sl
     return elements;
 }
 
-// Stores the weights of a range, numbers (range.count), on the device. With a master or a remainder params are rounded
-// half up, else to nearest even.
+// Stores weights (range.count) on the device. Params with a master or remainder round half up, else to nearest even.
 static inline void weights_store(const OptimizerState *o, const real *numbers, ParamRange range, const Device *device) {
     bool exact = o->master || o->remainder;
     size_t count = range.count;
@@ -311,8 +307,7 @@ static inline void codes_store(const OptimizerState *o, bool is_v, const uint8_t
                    moment_blocks(count) * sizeof *scales);
 }
 
-// Stores numbers (count) at element `offset` of m or v, in the type of the run. Codes are rounded to nearest, since a
-// conversion happens once.
+// Stores numbers (count) at element `offset` of m or v. 8-bit codes round to nearest: a conversion happens once.
 static inline void moments_store(const OptimizerState *o, bool is_v, const real *numbers, size_t offset, size_t count,
                                  const Device *device) {
     void *buffer = is_v ? o->v : o->m;
@@ -477,8 +472,7 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
     }
 }
 
-// Writes an open model as llm.c's model file: version 3 if dtype is DT_F32, version 5 if it is DT_BF16. Some rows of a
-// tensor are in memory at a time.
+// Writes an open model as llm.c's model file, of version 3 for DT_F32 or 5 for DT_BF16.
 static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType dtype) {
     const GPT2Config *c = &model->config;
     ParamLayout layout = param_layout(c);

@@ -92,8 +92,7 @@ static inline size_t st_find_dtype(const char *name, DType *dtype) {
     return 0;
 }
 
-// values (max) = the integers of a JSON array; returns their number, or -1 for anything else. cJSON holds doubles, so
-// only integers below 2^53 are known to be exact.
+// values (max) = the integers of a JSON array, exact below 2^53. Returns their number; -1: anything else.
 static inline int st_integers(const cJSON *array, int max, uint64_t *values) {
     int count = 0;
     const cJSON *item;
@@ -230,13 +229,8 @@ static inline void safetensors_close(SafeTensors *st) {
 
 // the tensor called `name`; NULL: the file has none
 static inline const SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
-    for (int low = 0, high = st->num_tensors; low < high;) {
-        int middle = low + (high - low) / 2, order = strcmp(name, st->tensors[middle].name);
-        if (order == 0) { return &st->tensors[middle]; }
-        if (order < 0) { high = middle; }
-        if (order > 0) { low = middle + 1; }
-    }
-    return NULL;
+    const SafeTensor key = {(char *)name, NUM_DTYPES, 0, {0}, 0, 0, 0};
+    return (const SafeTensor *)bsearch(&key, st->tensors, (size_t)st->num_tensors, sizeof key, st_compare_names);
 }
 
 // out = bytes [byte_offset, byte_offset + bytes) of a tensor, as in the file. Several threads may read at once.
@@ -341,8 +335,7 @@ static inline void index_add(SafeTensors *st, const cJSON *entry) {
     t->shard = shard;
 }
 
-// Opens an index and the files it names. Stops if the index is not whole, a file is missing, or a tensor is not in its
-// file. Close with safetensors_close.
+// Opens an index and its files. Stops unless each tensor of the index is in its file. Close with safetensors_close.
 static inline SafeTensors safetensors_open_index(const char *path) {
     SafeTensors st;
     memset(&st, 0, sizeof st);

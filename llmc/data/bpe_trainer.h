@@ -165,22 +165,6 @@ static inline void bpe_push_changed(BpeTrainer *b) {
 
 // ---- learning
 
-// Makes the words an array of tokens, and counts the pairs.
-static inline void bpe_start(BpeTrainer *b, const Tokenizer *t) {
-    size_t words = 0;
-    b->tokens = (uint16_t *)xmalloc(b->num_bytes * sizeof *b->tokens);
-    for (size_t i = 0; i < b->num_bytes; i++) { b->tokens[i] = t->byte_token[(uint8_t)b->bytes[i]]; }
-    for (size_t i = 0; i < b->word_slots; i++) {
-        if (b->words[i].size) { b->words[words++] = b->words[i]; }
-    }
-    for (uint32_t i = 0; i < words; i++) {
-        const BpeWord *w = &b->words[i];
-        const uint16_t *tokens = b->tokens + w->start;
-        for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count, 255); }
-    }
-    bpe_push_changed(b);
-}
-
 // merges (left, right) in a word, from the left
 static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int right, int merged) {
     BpeWord *w = &b->words[word];
@@ -201,12 +185,22 @@ static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int ri
     }
 }
 
-// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB) for the words that were counted. It has fewer tokens
-// if no pair occurs twice any more. Free with tokenizer_free.
+// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer: no pair occurs twice any more.
 static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
     Tokenizer t = tokenizer_alloc((size_t)vocab_size * TOKENIZER_MAX_TOKEN_BYTES, vocab_size, 1);
     tokenizer_append_gpt2_bytes(&t);
-    bpe_start(b, &t);
+    size_t words = 0;
+    b->tokens = (uint16_t *)xmalloc(b->num_bytes * sizeof *b->tokens);
+    for (size_t i = 0; i < b->num_bytes; i++) { b->tokens[i] = t.byte_token[(uint8_t)b->bytes[i]]; }
+    for (size_t i = 0; i < b->word_slots; i++) {
+        if (b->words[i].size) { b->words[words++] = b->words[i]; }
+    }
+    for (uint32_t i = 0; i < words; i++) {
+        const BpeWord *w = &b->words[i];
+        const uint16_t *tokens = b->tokens + w->start;
+        for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count, 255); }
+    }
+    bpe_push_changed(b);
     while (t.vocab_size < vocab_size - 1 && b->heap_size > 0) {
         HeapEntry best = heap_pop(b->heap, &b->heap_size);
         uint32_t left_right = (uint32_t)best.value;

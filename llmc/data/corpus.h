@@ -84,9 +84,8 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     file->is_json = is_json;
 }
 
-// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: the flag that gave the pattern, for
-// messages; not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. Stops unless every file can be
-// read. Close with corpus_close.
+// The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
+// NULL: CORPUS_FIELD, and stdin is text. Stops unless every file can be read. Close with corpus_close.
 static inline Corpus corpus_open(const char *flag, const char *pattern, const char *field) {
     Corpus c;
     memset(&c, 0, sizeof c);
@@ -250,8 +249,7 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// The object of a line of JSON, whose line[bytes] the function may overwrite; the caller deletes it. NULL: the line
-// holds no object and nothing else.
+// The object of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is overwritten.
 static inline cJSON *corpus_object(char *line, size_t bytes) {
     const char *end = line;
     size_t length = 0;

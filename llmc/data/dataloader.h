@@ -41,8 +41,7 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
 
 // ---- files of tokens
 
-enum { TOKEN_HEADER_INTS = 256, TOKEN_VERSION = 1 };
-enum { BYTE_VOCABULARY = 256 };
+enum { TOKEN_HEADER_INTS = 256, TOKEN_VERSION = 1, BYTE_VOCABULARY = 256 };
 
 typedef struct {
     char *path;
@@ -124,13 +123,9 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
                     flag, pattern);
     }
     bool shard = token_path_is_shard(found.gl_pathv[0]);
-    TokenFiles files;
-    files.num_files = (int)found.gl_pathc;
-    files.files = (TokenFile *)xcalloc(found.gl_pathc, sizeof(TokenFile));
-    files.header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
-    files.token_bytes = shard ? 2 : 1;
-    files.flag = flag;
-    files.use = "";
+    TokenFile *all = (TokenFile *)xcalloc(found.gl_pathc, sizeof *all);
+    int header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
+    TokenFiles files = {all, (int)found.gl_pathc, header_bytes, shard ? 2 : 1, 0, flag, ""};
     for (int f = 0; f < files.num_files; f++) {
         const char *path = found.gl_pathv[f];
         if (token_path_is_shard(path) != shard) {
@@ -180,8 +175,7 @@ static inline TokenFiles token_files_copy(const TokenFiles *files, const char *u
     return copy;
 }
 
-// Splits the tokens of every file: the last fraction held_out (0 to 1), rounded down, goes to val, all before it to
-// train. The caller closes all three.
+// Splits every file: val gets the last fraction held_out of its tokens, rounded down. The caller closes all three.
 static inline void token_files_split(const TokenFiles *files, double held_out, TokenFiles *train, TokenFiles *val) {
     *train = token_files_copy(files, " to train on");
     *val = token_files_copy(files, " held out for validation");
@@ -221,12 +215,8 @@ typedef struct {
 } TokenReader;
 
 static inline TokenReader token_reader_open(const TokenFiles *files, size_t max_tokens, int vocab_size) {
-    TokenReader reader;
-    memset(&reader, 0, sizeof reader);
-    reader.files = files;
-    reader.vocab_size = vocab_size;
-    reader.fd = reader.file = -1;
-    reader.raw = (uint8_t *)xmalloc(max_tokens * (size_t)files->token_bytes);
+    uint8_t *raw = (uint8_t *)xmalloc(max_tokens * (size_t)files->token_bytes);
+    TokenReader reader = {files, vocab_size, -1, -1, raw, 0, ""};
     return reader;
 }
 
@@ -530,8 +520,7 @@ static inline void dataloader_seek(DataLoader *l, uint64_t position) {
     loader_ask(l, BATCH_WANTED, position);
 }
 
-// The micro-batches of an epoch, at least 1. The last sequences of token files are left out if they fill none; rows of
-// examples are not.
+// The micro-batches of an epoch, >= 1. Sequences of token files that fill none are left out, rows of examples are not.
 static inline uint64_t dataloader_batches(const DataLoader *l) {
     uint64_t B = (uint64_t)l->B, batches = (l->sequences_per_epoch + (l->rows ? B - 1 : 0)) / B;
     return batches > 0 ? batches : 1;

@@ -41,11 +41,7 @@ typedef struct {
 
 // No examples yet, for contexts of T tokens. flag: named the file, for messages. Close with hellaswag_close.
 static inline HellaSwag hellaswag_open(const char *flag, const char *path, int T) {
-    HellaSwag set;
-    memset(&set, 0, sizeof set);
-    set.flag = flag;
-    set.path = path;
-    set.T = T;
+    HellaSwag set = {flag, path, T, NULL, 0, NULL, 0, 0};
     return set;
 }
 
@@ -57,8 +53,7 @@ static inline void hellaswag_close(HellaSwag *set) {
 
 static inline int hellaswag_examples(const HellaSwag *set) { return set->num_rows / HELLASWAG_ENDINGS; }
 
-// Adds a row: `context` tokens (>= 1), then `ending` tokens (>= 1). Returns true if it truncated the context. Stops at
-// an ending of more than T tokens.
+// Adds a row of `context` and `ending` tokens (each >= 1). Returns true if it truncated the context.
 static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t context, size_t ending, bool is_true) {
     size_t length = context + ending, max = (size_t)set->T + 1, cut = length > max ? length - max : 0;
     if (ending > (size_t)set->T) {

@@ -67,9 +67,9 @@ static inline bool shard_same(const cJSON *a, const cJSON *b, const char *key) {
     return cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, key), cJSON_GetObjectItemCaseSensitive(b, key), true);
 }
 
-// text (size bytes) = the first difference between the list of a checkpoint and that of this run, for example "x.bin
-// has 100 bytes, expected 200". False if they agree. Files are compared in order: two of them may have one name,
-// in two folders. Names and sizes come first: the blocks of a CRC32C depend on them.
+// text (size bytes) = the first difference of the files from a checkpoint's, for example "x.bin has 100 bytes,
+// expected 200". False: they do not. Compared in order: two files may have one name, in two folders. Names and sizes
+// come first: the blocks of a CRC32C depend on them.
 static inline bool shard_list_difference(char *text, size_t size, const cJSON *saved, const cJSON *now) {
     const cJSON *was = saved->child, *is = now->child;
     while (was && is && shard_same(was, is, "file") && shard_same(was, is, "bytes")) { was = was->next, is = is->next; }

@@ -88,8 +88,7 @@ static inline int shard_lock(const char *out) {
     return lock;
 }
 
-// Stops if shards of this name exist or are being written. Deletes those that a command left unfinished, and begins
-// training shard 1.
+// Stops if shards of this name exist or are being written. Deletes unfinished ones, and begins training shard 1.
 static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uint64_t shard_tokens) {
     ShardWriter w;
     char path[PATH_LENGTH];
@@ -140,18 +139,16 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
     }
 }
 
-static inline void shard_rename(const ShardWriter *w, int number) {
-    char path[PATH_LENGTH], part[PATH_LENGTH];
-    shard_path(path, w->out, number);
-    shard_part_path(part, w->out, number);
-    if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
-}
-
 // Ends the open shards and gives all shards their names, training shard 1 last: a kill leaves no set that looks whole.
 static inline void shard_writer_close(ShardWriter *w) {
+    char path[PATH_LENGTH], part[PATH_LENGTH];
     shard_end(w, SHARD_VAL);
     shard_end(w, SHARD_TRAIN);
-    if (w->written[SHARD_VAL]) { shard_rename(w, 0); }
-    for (int number = w->num_train; number > 0; number--) { shard_rename(w, number); }
+    for (int i = w->written[SHARD_VAL] ? 0 : 1; i <= w->num_train; i++) {
+        int number = i == 0 ? 0 : w->num_train + 1 - i;
+        shard_path(path, w->out, number);
+        shard_part_path(part, w->out, number);
+        if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
+    }
     close(w->lock);
 }

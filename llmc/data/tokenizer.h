@@ -170,15 +170,13 @@ typedef struct {
     uint16_t tokens[TOKENIZER_CACHED_TOKENS];
 } TokenizerCached;
 
-// The scratch memory and the cache of one thread, for one tokenizer. A zeroed encoder is empty. Free with
-// tokenizer_free_encoder.
+// The scratch memory and the cache of one thread, for one tokenizer. Zeroed is empty. Free with tokenizer_free_encoder.
 typedef struct {
     TokenizerMerging merging;
     TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
 } TokenizerEncoder;
 
-// Encodes the pre-token of `length` bytes at the start of the text (bytes), with the cache if the pre-token is short.
-// Returns the number of tokens.
+// Encodes the first `length` bytes of the text (bytes), a pre-token, through the cache. Returns the number of tokens.
 static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t length,
                                              size_t bytes, int *tokens) {
     if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, &e->merging, text, length, tokens); }
@@ -275,11 +273,9 @@ static inline size_t tokenizer_pretoken_length(const char *text, size_t bytes) {
 // ---- loading
 
 static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int merges) {
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    t.bytes = (char *)xmalloc(token_bytes);
-    t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
-    if (merges) { t.merges = (uint64_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges); }
+    uint32_t *start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *start);
+    uint64_t *slots = merges ? (uint64_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *slots) : NULL;
+    Tokenizer t = {0, 0, {0}, (char *)xmalloc(token_bytes), start, slots};
     return t;
 }
 
@@ -363,29 +359,6 @@ static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, 
     return *split > 0 && *split < count ? count : 0;
 }
 
-static inline void tokenizer_load_merge(Tokenizer *t, TokenizerMerging *m, const char *line, size_t length,
-                                        const char *path, size_t number) {
-    char joined[TOKENIZER_MAX_TOKEN_BYTES];
-    size_t split, bytes = tokenizer_read_merge(t, line, length, joined, &split);
-    int shown = length < 60 ? (int)length : 60;
-    if (bytes == 0) {
-        input_error(
-            "%s line %zu: '%.*s' is not two symbols with one space between them, at most %d bytes together; give "
-            "GPT-2's vocab.bpe or merges.txt",
-            path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
-    }
-    if (t->vocab_size == TOKENIZER_MAX_VOCAB - 1) {
-        input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter list",
-                    path, number, TOKENIZER_MAX_VOCAB - 257, TOKENIZER_MAX_VOCAB);
-    }
-    if (tokenizer_append_merge(t, m, joined, bytes) != split) {
-        input_error(
-            "%s line %zu: '%.*s' does not join two tokens of the lines before it into a new one; use the file as "
-            "it was published, in its order",
-            path, number, shown, line);
-    }
-}
-
 static inline Tokenizer tokenizer_parse_merges(const char *path, const char *text, size_t bytes) {
     if (bytes > 0 && text[bytes - 1] != '\n') {
         input_error("%s: the last line does not end; expected a whole merges file, so download it again", path);
@@ -394,13 +367,30 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     Tokenizer t = tokenizer_alloc(256 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, 1);
     TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
     tokenizer_append_gpt2_bytes(&t);
-    size_t number = 1;
+    size_t number = 1, split;
     for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
+        char joined[TOKENIZER_MAX_TOKEN_BYTES];
         end = (const char *)memchr(line, '\n', (size_t)(text + bytes - line));
         size_t length = (size_t)(end - line);
         if (length > 0 && line[length - 1] == '\r') { length--; }
-        int is_version = number == 1 && strncmp(line, "#version", 8) == 0;
-        if (!is_version) { tokenizer_load_merge(&t, &m, line, length, path, number); }
+        if (number == 1 && strncmp(line, "#version", 8) == 0) { continue; }
+        int shown = length < 60 ? (int)length : 60;
+        size_t joined_bytes = tokenizer_read_merge(&t, line, length, joined, &split);
+        if (joined_bytes == 0) {
+            input_error("%s line %zu: '%.*s' is not two symbols with one space between them, at most %d bytes "
+                        "together; give GPT-2's vocab.bpe or merges.txt",
+                        path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
+        }
+        if (t.vocab_size == TOKENIZER_MAX_VOCAB - 1) {
+            input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter "
+                        "list",
+                        path, number, TOKENIZER_MAX_VOCAB - 257, TOKENIZER_MAX_VOCAB);
+        }
+        if (tokenizer_append_merge(&t, &m, joined, joined_bytes) != split) {
+            input_error("%s line %zu: '%.*s' does not join two tokens of the lines before it into a new one; use the "
+                        "file as it was published, in its order",
+                        path, number, shown, line);
+        }
     }
     if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
     tokenizer_append_end_of_text(&t);
@@ -469,8 +459,7 @@ static inline Tokenizer tokenizer_bytes(void) {
     return t;
 }
 
-// Loads a merges file, or gpt2_tokenizer.bin, recognized by its magic number. An input error names the file and the
-// line or token that is malformed or cut short. Free with tokenizer_free.
+// Loads a merges file or gpt2_tokenizer.bin. Stops at a malformed line or token. Free with tokenizer_free.
 static inline Tokenizer tokenizer_load(const char *path) {
     size_t bytes;
     char *data = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
@@ -498,8 +487,7 @@ static inline uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     return hash_bytes(hash, t->bytes, t->start[t->vocab_size]);
 }
 
-// tokens (at least `bytes`) = the tokens of a text (bytes), which may hold NULs and invalid UTF-8. Returns their
-// number.
+// tokens (at least `bytes`) = the tokens of a text (bytes), of any bytes. Returns their number.
 static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
                                            int *tokens) {
     size_t count = 0;
@@ -548,8 +536,7 @@ static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t m
     return cut;
 }
 
-// The bytes of a token, *bytes of them, without a NUL; 0 bytes for an id outside the vocabulary. The tokenizer owns
-// them.
+// The bytes of a token, not ended by a NUL; *bytes is 0 for an id outside the vocabulary. The tokenizer owns them.
 static inline const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     int known = token >= 0 && token < t->vocab_size;
     *bytes = known ? t->start[token + 1] - t->start[token] : 0;

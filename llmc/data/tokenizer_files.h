@@ -30,8 +30,7 @@ static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbo
     return length;
 }
 
-// (vocab_size) the merge that makes each token, as in Tokenizer.merges; 0 for a byte and for end-of-text. t has merges;
-// the caller frees it.
+// (vocab_size, caller frees) the merge that makes each token, as in Tokenizer.merges; 0: a byte or end-of-text
 static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
     uint64_t *of_id = (uint64_t *)xcalloc((size_t)t->vocab_size, sizeof *of_id);
     for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
@@ -165,8 +164,7 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
     return t;
 }
 
-// Loads a tokenizer from a merges file, gpt2_tokenizer.bin or, if the name ends in .json, tokenizer.json. Stops at a
-// malformed file. Free with tokenizer_free.
+// Loads a merges file, gpt2_tokenizer.bin or, if the name ends in .json, tokenizer.json. Free with tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
     return has_ending(path, ".json") ? tokenizer_load_json(path) : tokenizer_load(path);
 }
