@@ -1,6 +1,6 @@
 /*
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
-defines: GGUF_MAGIC, GgufValue, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32, gguf_key_bool,
+defines: GGUF_MAGIC, GGUF_VALUE_*, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32, gguf_key_bool,
          gguf_key_string, gguf_key_array, gguf_declare, gguf_begin, gguf_end_tensor, gguf_finish
 
 The file, version 3, little-endian:
@@ -16,14 +16,14 @@ Source: docs/gguf.md of github.com/ggml-org/ggml, and llama.cpp's gguf.cpp.
 #include "llmc/common/floatx.h"
 #include <assert.h>
 
-typedef enum {
+enum {  // types of values
     GGUF_VALUE_U32 = 4,
     GGUF_VALUE_I32 = 5,
     GGUF_VALUE_F32 = 6,
     GGUF_VALUE_BOOL = 7,
     GGUF_VALUE_STRING = 8,
     GGUF_VALUE_ARRAY = 9
-} GgufValue;
+};
 
 // GGUF_MAGIC: "GGUF" as a little-endian int32
 enum { GGUF_MAGIC = 0x46554747, GGUF_VERSION = 3, GGUF_ALIGN = 32 };
@@ -73,9 +73,9 @@ static inline GgufWriter gguf_create(PartFile out) {
     return w;
 }
 
-static inline void gguf_put_key(GgufWriter *w, const char *name, GgufValue type) {
+static inline void gguf_put_key(GgufWriter *w, const char *name, uint32_t type) {
     gguf_put_string(w, name, strlen(name));
-    gguf_put_u32(w, (uint32_t)type);
+    gguf_put_u32(w, type);
     w->num_keys++;
 }
 
@@ -101,9 +101,9 @@ static inline void gguf_key_string(GgufWriter *w, const char *name, const char *
 }
 
 // Begins an array; the caller puts its `count` elements.
-static inline void gguf_key_array(GgufWriter *w, const char *name, GgufValue type, uint64_t count) {
+static inline void gguf_key_array(GgufWriter *w, const char *name, uint32_t type, uint64_t count) {
     gguf_put_key(w, name, GGUF_VALUE_ARRAY);
-    gguf_put_u32(w, (uint32_t)type);
+    gguf_put_u32(w, type);
     gguf_put_u64(w, count);
 }
 

@@ -1,6 +1,6 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_bytes, corpus_object, corpus_document, corpus_refuse,
+defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_object, corpus_document, corpus_refuse,
          corpus_close
 
 Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
@@ -40,14 +40,10 @@ typedef struct {
 } CorpusPiece;
 
 typedef struct {
-    char *path;
-    uint64_t bytes;  // 0: not a regular file, so the size is unknown
-    bool is_json;
-} CorpusFile;
-
-typedef struct {
-    CorpusFile *files;
+    char **paths;  // (num_files) "-" for stdin
     int num_files;
+    bool stdin_is_json;
+    uint64_t bytes;       // of all files; a pipe counts as 0
     const char *flag;     // gave the pattern; error messages name it
     const char *field;    // of JSON lines
     uint64_t bytes_read;  // of all files, up to the next piece
@@ -65,8 +61,7 @@ typedef struct {
 
 static inline bool corpus_is_json(const char *path) { return has_ending(path, ".jsonl"); }
 
-static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
-    CorpusFile *file = &c->files[c->num_files++];
+static inline void corpus_add_file(Corpus *c, const char *path) {
     struct stat info;
     bool is_stdin = strcmp(path, "-") == 0;
     if ((is_stdin ? fstat(STDIN_FILENO, &info) : stat(path, &info)) != 0) {
@@ -78,10 +73,10 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     if (!is_stdin && access(path, R_OK) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
-    if (!is_stdin && !is_json) { refuse_binary(c->flag, path); }
-    file->path = xstrdup(path);
-    file->bytes = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
-    file->is_json = is_json;
+    if (!is_stdin && !corpus_is_json(path)) { refuse_binary(c->flag, path); }
+    c->paths = (char **)xgrow(c->paths, (size_t)c->num_files, sizeof *c->paths);
+    c->paths[c->num_files++] = xstrdup(path);
+    c->bytes += S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
 }
 
 // The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
@@ -95,8 +90,8 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
     c.capacity = CORPUS_WINDOW;
     c.window = (char *)xmalloc(c.capacity + 1);
     if (strcmp(pattern, "-") == 0) {
-        c.files = (CorpusFile *)xcalloc(1, sizeof *c.files);
-        corpus_add_file(&c, pattern, field != NULL);
+        c.stdin_is_json = field != NULL;
+        corpus_add_file(&c, pattern);
         return c;
     }
     glob_t found;
@@ -104,26 +99,16 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }
-    c.files = (CorpusFile *)xcalloc(found.gl_pathc, sizeof *c.files);
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        corpus_add_file(&c, found.gl_pathv[i], corpus_is_json(found.gl_pathv[i]));
-    }
+    for (size_t i = 0; i < found.gl_pathc; i++) { corpus_add_file(&c, found.gl_pathv[i]); }
     globfree(&found);
     return c;
 }
 
 static inline void corpus_close(Corpus *c) {
     if (c->fd > STDIN_FILENO) { close(c->fd); }
-    for (int f = 0; f < c->num_files; f++) { free(c->files[f].path); }
-    free(c->files);
+    for (int f = 0; f < c->num_files; f++) { free(c->paths[f]); }
+    free(c->paths);
     free(c->window);
-}
-
-// the bytes of all files; a pipe counts as 0
-static inline uint64_t corpus_bytes(const Corpus *c) {
-    uint64_t bytes = 0;
-    for (int f = 0; f < c->num_files; f++) { bytes += c->files[f].bytes; }
-    return bytes;
 }
 
 // ---- reading
@@ -141,7 +126,7 @@ static inline void corpus_fill(Corpus *c, size_t wanted) {
     while (c->end < c->capacity) {
         ssize_t got = read(c->fd, c->window + c->end, c->capacity - c->end);
         if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { run_error("%s: could not read %s: %s", c->flag, c->files[c->file].path, strerror(errno)); }
+        if (got < 0) { run_error("%s: could not read %s: %s", c->flag, c->paths[c->file], strerror(errno)); }
         c->whole = got == 0;
         if (got == 0) { return; }
         c->end += (size_t)got;
@@ -202,7 +187,7 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
         char *newline = (char *)memchr(text + searched, '\n', bytes - searched);
         if (!newline && bytes > CORPUS_MAX_LINE) {
             run_error("%s %s line %" PRIu64 ": longer than %d bytes; expected one document a line", c->flag,
-                      c->files[c->file].path, c->line + 1, CORPUS_MAX_LINE);
+                      c->paths[c->file], c->line + 1, CORPUS_MAX_LINE);
         }
         if (!newline && !c->whole) {
             searched = bytes;
@@ -225,9 +210,10 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
 // The next piece. False: the corpus has ended.
 static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
     while (c->file < c->num_files) {
+        const char *path = c->paths[c->file];
+        bool is_stdin = strcmp(path, "-") == 0;
         if (c->fd < 0) {
-            const char *path = c->files[c->file].path;
-            c->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+            c->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
             if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
             c->begin = c->end = 0;
             c->whole = c->in_document = false;
@@ -235,7 +221,7 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
             c->line = 0;
         }
         piece->file = c->file;
-        piece->is_json = c->files[c->file].is_json;
+        piece->is_json = is_stdin ? c->stdin_is_json : corpus_is_json(path);
         if (piece->is_json ? corpus_next_json(c, piece) : corpus_next_text(c, piece)) {
             piece->line = c->line;
             return true;
@@ -281,6 +267,6 @@ static inline const char *corpus_document(char *line, size_t bytes, const char *
 // Stops at a line of JSON. error: in words that follow the line's number.
 __attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
                                                            const char *error) {
-    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->files[piece->file].path, piece->line, error,
+    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->paths[piece->file], piece->line, error,
                 piece->text);
 }

@@ -39,6 +39,9 @@ enum {
     TOKENIZER_MAX_PRETOKEN = 1 << 20,  // bytes
     TOKENIZER_NUM_PLAIN = 188,         // bytes that tokenizer_byte_is_plain: ids 0 to 187
     TOKENIZER_BIN_HEADER = 256,        // int32s
+    TOKENIZER_CACHE_BITS = 15,
+    TOKENIZER_CACHED_BYTES = 16,
+    TOKENIZER_CACHED_TOKENS = 7,
 };
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 
@@ -92,31 +95,40 @@ static inline HeapEntry heap_pop(HeapEntry *heap, size_t *size) {
     return top;
 }
 
-// A pre-token while it is merged: a linked list of tokens, each at the index of its first byte, and a heap of candidate
-// pairs. The arrays are reused for the next pre-token.
+// a pre-token of at most 16 bytes and 7 tokens, in the cache
 typedef struct {
+    uint64_t key[2];  // the bytes, then zeros
+    uint8_t length;   // in bytes; 0: a free entry
+    uint8_t count;    // of tokens
+    uint16_t tokens[TOKENIZER_CACHED_TOKENS];
+} TokenizerCached;
+
+// The scratch memory and the cache of one thread, for one tokenizer. Zeroed is empty. Free with tokenizer_free_encoder.
+typedef struct {
+    // the pre-token that is merged: a linked list of tokens, each at the index of its first byte
     int *token;  // -1: merged into the token before it
     size_t *previous, *next;
-    HeapEntry *heap;  // key: the merged id; value: the index of the left token
+    HeapEntry *heap;  // candidate pairs. key: the merged id; value: the index of the left token
     size_t heap_size, capacity;
-} TokenizerMerging;
+    TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
+} TokenizerEncoder;
 
 static const size_t TOKENIZER_NO_INDEX = SIZE_MAX;  // before the first token, after the last
 
 // the id that the token at index i and the next token merge into; 0: none
-static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerMerging *m, size_t i) {
+static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerEncoder *m, size_t i) {
     if (m->token[i] < 0 || m->next[i] == TOKENIZER_NO_INDEX) { return 0; }
     return (int)(uint32_t)*tokenizer_merge_slot(t, m->token[i], m->token[m->next[i]]);
 }
 
 // pushes the pair at index i if it merges
-static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerMerging *m, size_t i) {
+static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerEncoder *m, size_t i) {
     int id = i == TOKENIZER_NO_INDEX ? 0 : tokenizer_merged_id(t, m, i);
     if (id) { heap_push(m->heap, &m->heap_size, (uint64_t)id, i); }
 }
 
 // Encodes one pre-token into at most `bytes` tokens and returns their number.
-static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerMerging *m, const char *text, size_t bytes,
+static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerEncoder *m, const char *text, size_t bytes,
                                                int *tokens) {
     if (bytes > m->capacity) {
         m->capacity = 2 * bytes;
@@ -151,35 +163,19 @@ static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerMerg
     return count;
 }
 
-static inline void tokenizer_free_merging(TokenizerMerging *m) {
-    free(m->token);
-    free(m->previous);
-    free(m->next);
-    free(m->heap);
+static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
+    free(e->token);
+    free(e->previous);
+    free(e->next);
+    free(e->heap);
+    free(e->cache);
+    memset(e, 0, sizeof *e);
 }
-
-// ---- the cache of pre-tokens
-
-enum { TOKENIZER_CACHE_BITS = 15, TOKENIZER_CACHED_BYTES = 16, TOKENIZER_CACHED_TOKENS = 7 };
-
-// a pre-token of at most 16 bytes and 7 tokens
-typedef struct {
-    uint64_t key[2];  // the bytes, then zeros
-    uint8_t length;   // in bytes; 0: a free entry
-    uint8_t count;    // of tokens
-    uint16_t tokens[TOKENIZER_CACHED_TOKENS];
-} TokenizerCached;
-
-// The scratch memory and the cache of one thread, for one tokenizer. Zeroed is empty. Free with tokenizer_free_encoder.
-typedef struct {
-    TokenizerMerging merging;
-    TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
-} TokenizerEncoder;
 
 // Encodes the first `length` bytes of the text (bytes), a pre-token, through the cache. Returns the number of tokens.
 static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t length,
                                              size_t bytes, int *tokens) {
-    if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, &e->merging, text, length, tokens); }
+    if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, e, text, length, tokens); }
     uint64_t key[2] = {0, 0};
     if (bytes < TOKENIZER_CACHED_BYTES) {
         memcpy(key, text, length);
@@ -194,19 +190,13 @@ static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncode
         for (int i = 0; i < entry->count; i++) { tokens[i] = entry->tokens[i]; }
         return entry->count;
     }
-    size_t count = tokenizer_encode_pretoken(t, &e->merging, text, length, tokens);
+    size_t count = tokenizer_encode_pretoken(t, e, text, length, tokens);
     if (count > TOKENIZER_CACHED_TOKENS) { return count; }
     memcpy(entry->key, key, sizeof entry->key);
     entry->length = (uint8_t)length;
     entry->count = (uint8_t)count;
     for (size_t i = 0; i < count; i++) { entry->tokens[i] = (uint16_t)tokens[i]; }
     return count;
-}
-
-static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
-    tokenizer_free_merging(&e->merging);
-    free(e->cache);
-    memset(e, 0, sizeof *e);
 }
 
 // ---- splitting a text into pre-tokens
@@ -313,7 +303,7 @@ static inline bool tokenizer_append_pair(Tokenizer *t, int left, int right) {
 // Appends a token of `length` bytes and its merge, and returns the length of the left half. Encoded with the tokens so
 // far, the bytes must give two tokens: so merging by lowest id is merging by the list, and every token encodes to
 // itself. Returns 0 for one token (it exists already) or more than two (no merge reaches it).
-static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerMerging *m, const char *bytes, size_t length) {
+static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerEncoder *m, const char *bytes, size_t length) {
     int halves[TOKENIZER_MAX_TOKEN_BYTES];
     if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return 0; }
     tokenizer_append_pair(t, halves[0], halves[1]);
@@ -365,7 +355,7 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     }
     // a line of the file is two bytes longer than its token
     Tokenizer t = tokenizer_alloc(256 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, 1);
-    TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
+    TokenizerEncoder m = {NULL, NULL, NULL, NULL, 0, 0, NULL};
     tokenizer_append_gpt2_bytes(&t);
     size_t number = 1, split;
     for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
@@ -394,7 +384,7 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     }
     if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
     tokenizer_append_end_of_text(&t);
-    tokenizer_free_merging(&m);
+    tokenizer_free_encoder(&m);
     return t;
 }
 
@@ -425,7 +415,7 @@ static inline int tokenizer_bin_vocab(const char *path, const char *data, size_t
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
     int vocab = tokenizer_bin_vocab(path, data, bytes);
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
-    TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
+    TokenizerEncoder m = {NULL, NULL, NULL, NULL, 0, 0, NULL};
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t), length;
     for (int id = 0; id < vocab; id++, at += 1 + length) {
         length = at < bytes ? (uint8_t)data[at] : 0;
@@ -445,7 +435,7 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
     }
     if (at != bytes) { input_error("%s: found %zu bytes after the last token; expected none", path, bytes - at); }
     tokenizer_append_end_of_text(&t);
-    tokenizer_free_merging(&m);
+    tokenizer_free_encoder(&m);
     return t;
 }
 

@@ -304,7 +304,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
 static inline void eval_close(EvalFile *f) {
     if (f->has_tokenizer) { tokenizer_free(&f->tokenizer); }
     if (f->shards.files) { token_files_close(&f->shards); }
-    if (f->text.files) { corpus_close(&f->text); }
+    if (f->text.paths) { corpus_close(&f->text); }
     hellaswag_close(&f->hellaswag);
 }
 

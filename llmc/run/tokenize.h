@@ -143,7 +143,7 @@ static inline void tokenize_progress(TokenizeJob *job, uint64_t done) {
     double now = now_seconds();
     if (now - job->last_line < (job->terminal ? 1 : 60)) { return; }
     job->last_line = now;
-    uint64_t total = corpus_bytes(&job->corpus);
+    uint64_t total = job->corpus.bytes;
     double rate = (double)done / (now - job->started);
     char left[64] = "";
     if (total > done) {
