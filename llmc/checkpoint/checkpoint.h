@@ -194,7 +194,7 @@ static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master,
 
 // ---- the checkpoints of a run
 
-// *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns their number; -1 and errno on failure.
+// *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns their number (0: no folder); -1: errno.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
     int count = 0;
     *steps = NULL;

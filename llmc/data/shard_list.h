@@ -68,7 +68,7 @@ static inline bool shard_same(const cJSON *a, const cJSON *b, const char *key) {
 }
 
 // text (size bytes) = the first difference of the files from a checkpoint's, for example "x.bin has 100 bytes,
-// expected 200". False: they do not. Compared in order: two files may have one name, in two folders. Names and sizes
+// expected 200". False if they agree. In order: two files may have one name, in two folders. Names and sizes
 // come first: the blocks of a CRC32C depend on them.
 static inline bool shard_list_difference(char *text, size_t size, const cJSON *saved, const cJSON *now) {
     const cJSON *was = saved->child, *is = now->child;
