@@ -40,7 +40,7 @@ static Groups alone(void) {
     return groups;
 }
 
-static int num_ranges(const GPT2 *m) { return m->update.pieces[0].num_ranges; }  // of the only piece
+static int num_ranges(const GPT2 *m) { return m->update.buckets[0].num_ranges; }  // of the only bucket
 
 // relative errors: norm of the difference / norm; of gradients and parameters, for each tensor alone
 typedef struct {
@@ -243,20 +243,20 @@ static void state_free(State *s) {
 static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
 
 // gradients of a model that stores them in `real`
-static const real *grads_of(const GPT2 *m) { return (const real *)on_host(m, m->grads.at); }
+static const real *grads_of(const GPT2 *m) { return (const real *)on_host(m, m->tensors.grads.at); }
 
 // the gradients on the host, in either type
 static Gradient host_gradients(const GPT2 *m) {
-    Gradient g = {(void *)on_host(m, m->grads.at), m->grads.dtype};
+    Gradient g = {(void *)on_host(m, m->tensors.grads.at), m->tensors.grads.dtype};
     return g;
 }
 
 // Fills the gradients of all tensors with NaN: GRAD_SET must write every element.
 static void poison_gradients(GPT2 *m) {
-    size_t size = dtype_size(m->grads.dtype);
+    size_t size = dtype_size(m->tensors.grads.dtype);
     const UpdateRange *ranges = ranges_of(m);
     for (int s = 0; s < num_ranges(m); s++) {
-        m->device->fill((unsigned char *)m->grads.at + ranges[s].offset * size, 0xFF, ranges[s].count * size);
+        m->device->fill((unsigned char *)m->tensors.grads.at + ranges[s].offset * size, 0xFF, ranges[s].count * size);
     }
 }
 
@@ -746,7 +746,7 @@ static void recompute_model(GPT2 *m, const RecomputeCase *c, Recompute recompute
 static void check_recompute(const RecomputeCase *c, Recompute recompute) {
     GPT2 m;
     recompute_model(&m, c, recompute);
-    size_t size = dtype_size(m.grads.dtype);
+    size_t size = dtype_size(m.tensors.grads.dtype);
     for (int times = 0; times < 2; times++) {  // the second time as a CUDA graph, on a device with graphs
         double loss = gradients(&m, c->tokens, c->targets);
         if (loss != c->loss) {
@@ -754,7 +754,7 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
                      recompute.layers, loss, c->loss);
         }
         const UpdateRange *ranges = ranges_of(&m);
-        const char *got = (const char *)on_host(&m, m.grads.at);
+        const char *got = (const char *)on_host(&m, m.tensors.grads.at);
         for (int s = 0; s < num_ranges(&m); s++) {
             const UpdateRange *t = &ranges[s];
             if (memcmp(got + t->offset * size, c->grads + t->offset * size, t->count * size) != 0) {
@@ -1632,7 +1632,7 @@ TEST(test_twenty_skips) {
     assert_int_equal(run.step, 2 + MAX_SKIPS + run.model.device->steps_ahead);
     assert_int_equal(run.outliers.loss.count, 2);
     assert_int_equal(run.outliers.norm.count, 2);
-    assert_non_null(strstr(cut_short(&run), "were skipped"));
+    assert_non_null(strstr(stop_reason(&run), "were skipped"));
     state_free(&before);
     run_close(&run);
 }

@@ -30,27 +30,27 @@ nothing.
 #include "llmc/memory/traffic.h"             // model_flops_per_token, for MFU
 #include "llmc/shapes/layout.h"              // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"              // Zero: -z, --offload
-#include "llmc/parallel/update.h"            // Update: AdamW piece by piece
+#include "llmc/parallel/update.h"            // Update: AdamW bucket by bucket
 #include "llmc/parallel/tensor_parallel.h"   // TensorParallel: -tp; row_parallel_forward
 #include "llmc/checkpoint/checkpoint.h"      // ModelState, checkpoint_load
 #include "llmc/run/backends.h"               // Backend, backend_choose
 #include "llmc/run/train_args.h"             // TrainArgs
 #include "llmc/run/flag_table.h"             // flag_table, read_flags
-#include "llmc/run/ranks.h"                  // Groups, open_groups, limit_spinning, agreed_signal
+#include "llmc/run/ranks.h"                  // Groups, open_groups, check_all_have, agreed_signal
 #include "llmc/run/fit.h"                    // choose_options, choose_what_fits, check_memory, note_pinning
 #include "llmc/run/model_source.h"           // ModelSource, model_source
 #include "llmc/run/data.h"                   // RunData, data_open, data_state_check
-#include "llmc/run/run_dir.h"                // check_run_dir, save_run_config, evaluations_read
-#include "llmc/run/text.h"                   // find_tokenizer, prompt_tokens
+#include "llmc/run/run_dir.h"                // check_run_dir, open_run_dir, evaluations_read
+#include "llmc/run/text.h"                   // RunText, find_tokenizer, prompt_tokens
 #include "llmc/run/generate.h"               // Generator, generate, generate_samples
 #include "llmc/run/tokenize.h"               // tokenize_corpus, train_bpe
 #include "llmc/run/evaluate.h"               // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                 // export_model
-#include "llmc/run/banner.h"                 // print_model_lines, print_plan, print_version
+#include "llmc/run/banner.h"                 // print_banner, print_plan, print_version
 #include "llmc/run/profile.h"                // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"      // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/logger.h"                 // Logger
-#include "llmc/run/schedule.h"               // step_hyper, due, skip_reason, Evaluations
+#include "llmc/run/schedule.h"               // step_hyper, is_due, skip_reason, Evaluations
 #include "llmc/run/nan_check.h"              // --nan-check
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,6 @@ typedef struct {
     Zero zero;
     // ---- optimizer
     OptimizerState optimizer;  // params: the shard at -z 3; the rest: the shard from -z 1 on
-    Gradient grads;            // (layout.total), from -z 2 or --offload 2 on buffers of buckets
     Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     ActivationOffload offload;
@@ -123,25 +122,16 @@ typedef struct {
     PackedSequences packed;  // sequences of other lengths than T
     real update_targets;     // targets of the whole update, over all micro-batches and ranks
     int next_slot;           // of tensors.staged
-    // CUDA graphs of a micro-step, [first of its step][last of its step]: the first sets gradients, the last reduces
-    // them
-    DeviceGraph *graphs[2][2];  // NULL: not captured
+    // variants of a micro-step, [first of its step][last of its step]: the first sets gradients and later ones add to
+    // them; the last reduces them over the ranks
+    DeviceGraph *graphs[2][2];  // CUDA graph; NULL: not captured
     bool has_run[2][2];         // without a graph
 } GPT2;
 
 // ---- pointers to one tensor of one layer
 
-static size_t offset_in_bucket(const GPT2 *m, ParamId id, int layer, int bucket) {
-    return param_offset(&m->layout, id, layer) - param_bucket(&m->layout, bucket).offset;
-}
-static const floatX *param(const GPT2 *m, ParamId id, int layer) {
-    int bucket = param_bucket_of(&m->layout, id, layer);
-    return zero_params(&m->zero, bucket) + offset_in_bucket(m, id, layer, bucket);
-}
-static Gradient grad(const GPT2 *m, ParamId id, int layer) {
-    int bucket = param_bucket_of(&m->layout, id, layer);
-    return gradient_at(zero_grads(&m->zero, bucket), offset_in_bucket(m, id, layer, bucket));
-}
+static const floatX *param(const GPT2 *m, ParamId id, int layer) { return zero_param(&m->zero, id, layer); }
+static Gradient grad(const GPT2 *m, ParamId id, int layer) { return zero_grad(&m->zero, id, layer); }
 
 static size_t activation_bytes(const GPT2 *m, ActivationId id) {
     const ModelOptions *o = &m->options;
@@ -202,7 +192,6 @@ static void open_state(GPT2 *m) {
     t->grads.dtype = m->options.gradients;
     t->stored_grads.dtype = t->reduced_chunks.dtype = t->slot_grads.dtype = stored_gradients(&m->options);
     m->optimizer = t->optimizer;
-    m->grads = t->grads;
     m->loss = t->results;
     m->norm_squared = t->results + 1;
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, m->device, &m->exec);
@@ -212,11 +201,6 @@ static void open_state(GPT2 *m) {
     m->zero.stored_grads = t->stored_grads.at ? t->stored_grads : t->grads;
     m->zero.reduced_chunks = t->reduced_chunks;
     update_open(&m->update, &m->zero, &t->optimizer, &t->slots, t->slot_grads, t->update_ranges);
-}
-
-static void open_offload(GPT2 *m) {
-    offload_open(&m->offload, m->device, &m->exec, m->tensors.block_inputs, m->tensors.activations[RESIDUAL3],
-                 activation_bytes(m, RESIDUAL3), num_block_inputs(&m->options, m->config.num_layers));
 }
 
 static void open_backend(GPT2 *m) {
@@ -263,7 +247,8 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->hidden_scratch,
             m->tensors.statistics);
     open_backend(m);
-    open_offload(m);
+    offload_open(&m->offload, m->device, &m->exec, m->tensors.block_inputs, m->tensors.activations[RESIDUAL3],
+                 activation_bytes(m, RESIDUAL3), num_block_inputs(&options, config.num_layers));
     size_t L = (size_t)config.num_layers;
     m->block_params = (BlockParams *)xmalloc(L * sizeof *m->block_params);
     m->block_grads = (BlockGrads *)xmalloc(L * sizeof *m->block_grads);
@@ -280,10 +265,8 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
 }
 
 static void gpt2_free(GPT2 *m) {
-    for (int first = 0; first < 2; first++) {
-        for (int last = 0; last < 2; last++) {
-            if (m->graphs[first][last]) { m->device->graph_destroy(m->graphs[first][last]); }
-        }
+    for (int i = 0; i < 4; i++) {
+        if (m->graphs[i / 2][i % 2]) { m->device->graph_destroy(m->graphs[i / 2][i % 2]); }
     }
     m->options.backend->close(&m->exec);
     arena_release(m->arena, m->device);
@@ -302,47 +285,41 @@ static ModelState gpt2_state(GPT2 *m) {
     return state;
 }
 
-// GPT-2's initial weights, drawn on the host tensor by tensor.
+// GPT-2's initial weights
 static void gpt2_init(GPT2 *m, uint64_t seed) {
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        size_t used = param_used(&m->layout, p);
-        real *init = (real *)xmalloc(used * sizeof(real));
-        for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
-            ParamRange range = param_updated_range(&m->layout, p, layer, used);
-            if (range.count == 0) { continue; }  // another rank owns the tensor
-            slice_init_tensor(init, &m->layout.slice[id], p, layer, range.offset, range.count, &m->config, seed);
-            weights_store(&m->optimizer, init, range, m->device);
-        }
-        free(init);
+    ModelState state = gpt2_state(m);
+    weights_init(&state, seed);
+    zero_params_changed(&m->zero);
+}
+
+// Loads the weights of a model file and closes it; of a resumed run's checkpoint also AdamW's moments. Without a file,
+// draws initial weights.
+static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
+    if (!source->has_weights) {
+        gpt2_init(m, seed);
+        return;
     }
-    zero_params_changed(&m->zero);
-}
-
-// Loads weights and moments of a checkpoint of the same shape. file: the checkpoint's open model file.
-static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
     ModelState state = gpt2_state(m);
-    checkpoint_load(folder, file, &state);
-    zero_params_changed(&m->zero);
-}
-
-// Loads the weights of an open model of the same shape.
-static void gpt2_load(GPT2 *m, const ModelFile *file) {
-    ModelState state = gpt2_state(m);
-    state_load(file, "", &state);
+    if (*source->checkpoint) {
+        checkpoint_load(source->checkpoint, &source->weights, &state);
+    } else {
+        state_load(&source->weights, "", &state);
+    }
+    model_close(&source->weights);
     zero_params_changed(&m->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// The output of a layernorm: `saved`, or norm_scratch if the backward recomputes it. Release it with norm_release. Only
-// with -tp does *own, where this rank's rows go, differ: -ra 1 saves them alone and gathers the rest in norm_scratch.
+// Where a layernorm writes: `saved`, or norm_scratch if that is NULL, since the backward recomputes the output. Release
+// it with norm_release. On one rank *own is the whole output. With -tp, *own is for this rank's rows, and the output
+// for those of all ranks: -ra 0 saves the output; -ra 1 saves *own, and the output is in norm_scratch.
 static floatX *norm_acquire(GPT2 *m, floatX *saved, floatX **own) {
     bool saves_own = saved && m->tp.splits_rows && m->options.gather_again;
-    floatX *all = saved && !saves_own ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
-    *own = saves_own ? saved : all + m->tp.own_offset;
-    return all;
+    floatX *output = saved && !saves_own ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
+    *own = saves_own ? saved : output + m->tp.own_offset;
+    return output;
 }
 
 static void norm_release(GPT2 *m, const floatX *output) {
@@ -385,17 +362,16 @@ static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv,
     }
 }
 
-// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. On one rank A is C, U is 4C, and
-// row_parallel_forward is matmul_forward. With -tp this rank has its rows of the residual stream, and of qkv, attention
-// and the MLP all rows of its own heads and MLP channels: layernorm_output all-gathers, row_parallel_forward
-// reduce-scatters.
+// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. On one rank A is C, d_ff is 4C, and
+// row_parallel_forward is matmul_forward. With -tp a rank has some rows of the residual stream, and all rows of its own
+// heads and its own columns of the MLP: layernorm_output all-gathers, row_parallel_forward reduce-scatters.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels;
-    int NH = m->local.heads, HS = m->local.head_size, A = m->local.attn_dim, U = m->local.d_ff;
+    int NH = m->local.heads, HS = m->local.head_size, A = m->local.attn_dim, d_ff = m->local.d_ff;
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
     const floatX *ln1 = layernorm_output(m, a->ln1, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b);
@@ -410,31 +386,24 @@ static void block_forward(GPT2 *m, int l) {
 
     // residual3 = residual2 + fcproj(gelu(fc(ln2(residual2))))
     const floatX *ln2 = layernorm_output(m, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
-    floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->mlp_scratch, "fch_gelu", (size_t)N * (size_t)U);
+    floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->mlp_scratch, "fch_gelu", (size_t)N * (size_t)d_ff);
     if (m->options.fuse_gelu) {
-        ops->matmul_gelu_forward(gelu, a->fch, ln2, p->fcw, p->fcb, N, C, U, ex);
+        ops->matmul_gelu_forward(gelu, a->fch, ln2, p->fcw, p->fcb, N, C, d_ff, ex);
     } else {
-        ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, N, C, U, ex);
-        ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex);
+        ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, N, C, d_ff, ex);
+        ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)d_ff, ex);
     }
     norm_release(m, ln2);
-    row_parallel_forward(&m->tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, U, C);
+    row_parallel_forward(&m->tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, d_ff, C);
     if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 }
 
-// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The one that block l reads; -1: the
-// embeddings, which stay on the GPU
+// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The input of block l; -1: the embeddings,
+// which stay on the GPU
 static int input_of_block(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
 
-// the one that block l writes; -1: its output is not saved
+// the input that block l writes for the next block; -1: its output is not saved
 static int output_of_block(const GPT2 *m, int l) { return is_saved(m, RESIDUAL3, l) ? input_of_block(m, l + 1) : -1; }
-
-// Waits for the parameters of block l. At -z 3 or --offload 3 it begins to fetch those of block `next`, the block read
-// after l; -1 or L: none.
-static void wait_for_params(GPT2 *m, int l, int next) {
-    zero_params_wait(&m->zero, layer_bucket(l),
-                     next >= 0 && next < m->config.num_layers ? layer_bucket(next) : NO_BUCKET);
-}
 
 // encoded = wte[tokens] + wpe, of the current micro-batch
 static void embedding_forward(GPT2 *m) {
@@ -480,12 +449,12 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Pac
     m->packed = packed;
 }
 
-// The staged micro-batch -> the activations up to the last block's output. gpt2_classify goes on with the final
-// layernorm and the loss, chunk by chunk: logits of all rows would be the largest tensor of all.
+// The staged micro-batch -> the output of the last block. gpt2_classify goes on with the final layernorm and the loss:
+// in chunks, each with its gradients, since the logits of all rows would be the largest tensor.
 static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
-        wait_for_params(m, l, l + 1);
+        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(l + 1));
         offload_acquire(&m->offload, output_of_block(m, l));
         block_forward(m, l);
         offload_store(&m->offload, output_of_block(m, l));
@@ -512,7 +481,7 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
         ops->matmul_forward(logits, lnf + at, wte, NULL, NULL, rows, C, vocab, ex);
         vocab_parallel_classifier(&m->tp, losses + row, logits, m->tensors.targets + row, dlnf ? scale : 0, rows,
                                   m->config.vocab_size);
-        if (dlnf) {  // dlogits is in the place of the logits
+        if (dlnf) {  // the classifier overwrote the logits with dlogits
             GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
             ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf + at, wte, NULL,
                                  chunk_mode, rows, C, vocab, ex);
@@ -584,9 +553,10 @@ static void release_gradient(GPT2 *m) {
     if (m->tp.splits_rows) { scratch_release(&m->gathered_gradient); }
 }
 
-// Block l backwards. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
-// residual addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp, a
-// collective begins when its input is ready; the linear layer that reads its output waits.
+// block_forward in reverse. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
+// residual addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp,
+// gather_gradient and recompute_layernorm begin their all-gathers early; the linear layer that reads the result waits,
+// and returns this rank's rows of partial_dln2, summed over the ranks.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
     TensorParallel *tp = &m->tp;
@@ -594,28 +564,26 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockGrads *g = &m->block_grads[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels, A = m->local.attn_dim, U = m->local.d_ff;
+    int N = m->B * m->T, C = m->config.channels, A = m->local.attn_dim, d_ff = m->local.d_ff;
 
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
-    // when fch is recomputed, ln2 is needed first: it is gathered before dresidual
-    const floatX *dout = a->recomputes_fch ? NULL : gather_gradient(m, dresidual);
+    const floatX *dout = gather_gradient(m, dresidual);
     const floatX *ln2 = recompute_layernorm(m, a->ln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
-    if (a->recomputes_fch) { dout = gather_gradient(m, dresidual); }
     recompute_fch(m, l, ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
-    // fcb's gradient is the column sums of dfch. A matmul adds them up in the type of its output: dfch's matmul in
-    // floatX, the matmul of fcw's gradient in fp32
-    bool with_dfch = g->fcb.dtype == DT_FLOATX;
-    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, with_dfch ? g->fcb : no_gradient, dout, gelu, p->fcprojw,
-                          a->fch, mode, N, U, C);
+    // fcb's gradient, the column sums of dfch, is a by-product of the matmul that sums in its type: in floatX the one
+    // that writes dfch, in fp32 the one that reads it
+    bool floatX_bias = g->fcb.dtype == DT_FLOATX;
+    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, floatX_bias ? g->fcb : no_gradient, dout, gelu, p->fcprojw,
+                          a->fch, mode, N, d_ff, C);
     release_gradient(m);
-    floatX *dln2 = scratch_acquire(&m->hidden_scratch, "dln2", tp->all_elements);
-    const floatX *own_dln2 =
-        column_parallel_backward(tp, dln2, g->fcw, with_dfch ? no_gradient : g->fcb, dfch, ln2, p->fcw, mode, N, C, U);
+    floatX *partial_dln2 = scratch_acquire(&m->hidden_scratch, "dln2", tp->all_elements);
+    const floatX *dln2 = column_parallel_backward(tp, partial_dln2, g->fcw, floatX_bias ? no_gradient : g->fcb, dfch,
+                                                  ln2, p->fcw, mode, N, C, d_ff);
     norm_release(m, ln2);
-    ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
-                            mode, tp->own_rows, C, ex);
+    ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd, mode,
+                            tp->own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 
@@ -629,24 +597,17 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     floatX *dqkv = scratch_acquire(&m->mlp_scratch, "dqkv", (size_t)N * 3 * (size_t)A);
     attention_backward(m, a, dqkv, datty);
     scratch_release(&m->hidden_scratch);
-    floatX *dln1 = scratch_acquire(&m->hidden_scratch, "dln1", tp->all_elements);
-    const floatX *own_dln1 =
-        column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, ln1, p->qkvw, mode, N, C, 3 * A);
+    floatX *partial_dln1 = scratch_acquire(&m->hidden_scratch, "dln1", tp->all_elements);
+    const floatX *dln1 =
+        column_parallel_backward(tp, partial_dln1, g->qkvw, g->qkvb, dqkv, ln1, p->qkvw, mode, N, C, 3 * A);
     norm_release(m, ln1);
     // The keys' bias shifts all scores of a query alike, so its gradient is 0: otherwise AdamW turns rounding noise
     // into full-size updates.
     m->device->enqueue_fill(gradient_at(g->qkvb, (size_t)A).at, 0, (size_t)A * dtype_size(g->qkvb.dtype), ex);
-    ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, own_dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
+    ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
                             tp->own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     scratch_release(&m->mlp_scratch);
-}
-
-// The block to prefetch while block l runs backward: l - 1, or the start of its checkpoint segment if l - 1 must be
-// recomputed. -1 if none.
-static int prefetch_after(const GPT2 *m, int l) {
-    int next = l - 1, from = next >= 0 ? recompute_from(&m->options.recompute, next) : next;
-    return from < next ? from : next;
 }
 
 // The gradients of the embeddings; wte's is added to that of the logits.
@@ -660,37 +621,37 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
 // Final layernorm, logits and loss, forward and backward: dresidual = the gradient of the last block's output.
 static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
-    floatX *dlnf = scratch_acquire(&m->hidden_scratch, "dlnf", m->tp.all_elements);
+    floatX *partial_dlnf = scratch_acquire(&m->hidden_scratch, "dlnf", m->tp.all_elements);
     zero_grads_acquire(&m->zero, embeddings_bucket());
-    gpt2_classify(m, dlnf, scale, mode);
-    const floatX *own_dlnf = rows_reduce_scatter(&m->tp, dlnf);
+    gpt2_classify(m, partial_dlnf, scale, mode);
+    const floatX *dlnf = rows_reduce_scatter(&m->tp, partial_dlnf);
     m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.own_rows * (size_t)C * sizeof(floatX), &m->exec);
-    rows_wait(&m->tp, own_dlnf);
+    rows_wait(&m->tp, dlnf);
     zero_grads_acquire(&m->zero, final_bucket(&m->layout));
-    m->ops->layernorm_backward(dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), own_dlnf, last_residual(m),
-                               param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode,
-                               m->tp.own_rows, C, &m->exec);
+    m->ops->layernorm_backward(dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf, last_residual(m), param(m, LNFW, 0),
+                               statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode, m->tp.own_rows, C, &m->exec);
     scratch_release(&m->hidden_scratch);
 }
 
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
-// of the whole update. A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
-// backward.
+// of the whole update. With -z, a block's gradients are reduced over the data-parallel ranks while the next block's
+// backward runs.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
+    const Recompute *recompute = &m->options.recompute;
     zero_grads_prefetch(&m->zero);
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        // -r 4 -rk: l's checkpoint segment
-        int from = recompute_from(&m->options.recompute, l);
-        if (from <= l) { offload_wait(&m->offload, input_of_block(m, from)); }
-        for (int before = from; before < l; before++) {
-            wait_for_params(m, before, before + 1);
-            block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
+        // from -r 4 on, the forward again of the checkpoint segment that ends at l, but for its last block
+        int first = recompute_from(recompute, l);
+        if (first <= l) { offload_wait(&m->offload, input_of_block(m, first)); }
+        for (int k = first; k < l; k++) {
+            zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
+            block_forward(m, k);  // with -ge 1 the fused GELU, as in the forward
         }
-        wait_for_params(m, l, prefetch_after(m, l));
+        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(backward_next(recompute, l)));
         zero_grads_acquire(&m->zero, layer_bucket(l));
         block_backward(m, l, dresidual, mode);
         poison_recomputed(m, l, LN1, RESIDUAL3);
@@ -701,10 +662,10 @@ static void gpt2_backward(GPT2 *m, real scale) {
     zero_grads_wait(&m->zero);
 }
 
-// Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
-// device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
-// for a collective or a copy that began outside of it: these are waited for before the capture and each launch.
-// False if the driver refused the captured graph: a second call captures the work without early launches.
+// Forward and backward of the staged micro-batch, number `micro` of its step. A GPU replays them as one CUDA graph,
+// which spares the host hundreds of launches: the first time runs without a graph, since it autotunes matmuls, and the
+// second is captured. A graph cannot wait for a collective or a copy that began outside of it, so we wait before the
+// capture and before each launch. False if the driver refused the graph: a second call captures without early launches.
 static bool try_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
@@ -740,8 +701,8 @@ static void finish_work(GPT2 *m) {
     comm_event_synchronize(0, m->groups.world, &m->exec);
 }
 
-// Sums the loss and the squared norm of the gradients over all ranks. Both stay on the device, for gpt2_update. All
-// tensor-parallel ranks compute the same loss; tp_rank 0 contributes it.
+// The loss and the squared norm of the gradients, summed over all ranks. Both stay on the device, for gpt2_update. All
+// ranks of a tensor-parallel group have computed the same loss; tp_rank 0 contributes it.
 static void gpt2_norm(GPT2 *m) {
     Comm *world = m->groups.world;
     if (world->size == 1) {
@@ -756,15 +717,15 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// AdamW, unless loss or norm is not finite. Piece by piece: at -z 0 everything at once, from -z 1 on a bucket's chunk
-// that this rank owns at a time. With --offload a piece comes from host memory and returns there.
+// AdamW, unless loss or norm is not finite. At -z 0 one bucket holds all parameters. With --offload the state of a
+// bucket comes from host memory and returns there.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    // norm += 0 * loss, which is NaN if the loss is not finite: AdamW skips the step then
+    // norm += 0 * loss: NaN if the loss is not finite, and AdamW skips a step whose norm is NaN
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
-    for (int i = 0; i < m->update.num_pieces; i++) {
-        PieceState piece = update_acquire(&m->update, i);
-        m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges,
-                             m->update.pieces[i].count, hyper, &m->exec);
+    for (int i = 0; i < m->update.num_buckets; i++) {
+        BucketState bucket = update_acquire(&m->update, i);
+        m->ops->adamw_update(&bucket.state, bucket.grads, m->norm_squared, bucket.ranges, bucket.num_ranges,
+                             m->update.buckets[i].count, hyper, &m->exec);
         update_release(&m->update, i);
     }
     update_wait(&m->update);
@@ -793,23 +754,19 @@ static void gpt2_logits(GPT2 *m, int row, float *logits) {
     scratch_release(&m->mlp_scratch);
 }
 
-// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
-// token, on the host.
-static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
-    set_batch(m, 1, n, from);
-    gpt2_forward(m);
-    gpt2_logits(m, n - 1, logits);
-    set_batch(m, m->options.B, m->options.T, -1);
-}
-
-// gpt2_decode in chunks of as many tokens as the activations have rows. model: a GPT2, for Generator.prefill.
+// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. A chunk has at most as many
+// tokens as the activations have rows. logits (V): of the last token, on the host. model: a GPT2, for Generator.
 static void gpt2_prefill(void *model, const int *tokens, int from, int n, float *logits) {
     GPT2 *m = (GPT2 *)model;
-    int most = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
-    for (int done = 0; done < n; done += most) {
-        gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
+    int chunk = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
+    for (int done = 0, count; done < n; done += count) {
+        count = n - done < chunk ? n - done : chunk;
+        m->device->upload(m->tensors.tokens, tokens + done, (size_t)count * sizeof(int));
+        set_batch(m, 1, count, from + done);
+        gpt2_forward(m);
+        gpt2_logits(m, count - 1, logits);
     }
+    set_batch(m, m->options.B, m->options.T, -1);
 }
 
 static Generator gpt2_generator(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer) {
@@ -834,9 +791,9 @@ typedef struct {
     Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given: on a GPU one more than `step`
-    StepReport reports[2];        // of the steps on the device, step n at n % 2
+    StepReport reports[2];        // of the steps on the device, double-buffered: step n is at n % 2
     long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
-    long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
+    long long planned_steps;      // max_steps of the run when its checkpoint was saved; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
 } Run;
@@ -848,54 +805,53 @@ static cJSON *run_state(const Run *run) {
     cJSON_AddNumberToObject(state, "step", (double)run->step);
     cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
     data_state_add(state, &run->data, run->args);
-    cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&run->outliers.loss));
-    cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&run->outliers.norm));
+    outliers_add(state, &run->outliers);
     return state;
 }
 
-// True if DONE_ of this step can be there: that of the last step is created after its evaluation.
-static bool step_is_done(const Run *run, bool last) {
-    return run->step < run->max_steps || !evaluation_due(&run->evaluations, run->args, run->step, last);
+// True if DONE_<step> can be written now. The last step's is written after its evaluation.
+static bool can_mark_done(const Run *run, bool ending) {
+    return run->step < run->max_steps || !evaluation_due(&run->evaluations, run->args, run->step, ending);
 }
 
-// Saves RUN/name. state: of state.json, which is deleted. The logs reach the disk first: a power cut leaves no
-// checkpoint whose steps are missing in metrics.jsonl. last: the run ends now, and a failure is an error, else a
-// warning.
-static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool last) {
-    double begin = now_seconds();
+// Saves RUN/name, and deletes `state`, the content of state.json. The logs reach the disk first: otherwise a power cut
+// could leave a checkpoint without its steps in metrics.jsonl. A failure is a warning, and the next save tries again;
+// ending: an error, since the run ends now.
+static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool ending) {
+    double start = now_seconds();
     uint32_t crcs[2];
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run->text.tokenizer;
     finish_work(&run->model);
     logger_sync(&run->log);
-    bool saved = checkpoint_save(run->args->run_dir, name, &model, state, last, crcs);
-    if (saved) {  // other CRC32C than another run: other bits
+    bool saved = checkpoint_save(run->args->run_dir, name, &model, state, ending, crcs);
+    if (saved) {  // two runs with the same CRC32Cs have the same bits
         logger_print(&run->log, run->step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x",
-                     run->args->run_dir, name, 1000 * (now_seconds() - begin), crcs[0], crcs[1]);
+                     run->args->run_dir, name, 1000 * (now_seconds() - start), crcs[0], crcs[1]);
     }
     cJSON_Delete(state);
     return saved;
 }
 
-// Creates DONE_ of this step if its checkpoint is saved.
-static void mark_done(Run *run, bool last) {
-    if (run->step == 0 || run->saved != run->step || !step_is_done(run, last)) { return; }
-    checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, last);
+// Writes DONE_<step> if the checkpoint of this step is saved.
+static void mark_done(Run *run, bool ending) {
+    if (run->step == 0 || run->saved != run->step || !can_mark_done(run, ending)) { return; }
+    checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, ending);
 }
 
 // -n
-static void save_step(Run *run, bool last) {
+static void save_step(Run *run, bool ending) {
     const TrainArgs *a = run->args;
     char name[32];
     snprintf(name, sizeof name, "step_%08lld", run->step);
-    if (!save_checkpoint(run, name, run_state(run), last)) { return; }
+    if (!save_checkpoint(run, name, run_state(run), ending)) { return; }
     run->saved = run->step;
-    mark_done(run, last);
+    mark_done(run, ending);
     if (run->groups.world->rank == 0) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
 }
 
 // Counts a validation for --patience, and saves RUN/best for --keep-best.
-static void note_validation(Run *run, double loss, bool last) {
+static void note_validation(Run *run, double loss, bool ending) {
     Evaluations *e = &run->evaluations;
     comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
     evaluations_add(e, run->step, loss);
@@ -903,7 +859,7 @@ static void note_validation(Run *run, double loss, bool last) {
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
     cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
-    if (save_checkpoint(run, "best", state, last)) { e->best = logged_loss(loss); }
+    if (save_checkpoint(run, "best", state, ending)) { e->best = logged_loss(loss); }
 }
 
 // Restores step, position in the data and outlier detectors from a checkpoint.
@@ -912,39 +868,22 @@ static void restore_run(Run *run, const char *folder) {
     format_path(file, "%s/state.json", folder);
     cJSON *state = checkpoint_load_state(folder);
     data_state_check(state, &run->data, run->args, file);
-    if (!outlier_detector_from_json(&run->outliers.loss, cJSON_GetObjectItem(state, "loss_guard")) ||
-        !outlier_detector_from_json(&run->outliers.norm, cJSON_GetObjectItem(state, "norm_guard"))) {
-        input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; "
-                    "resume from an earlier checkpoint",
-                    file, OUTLIER_WINDOW);
-    }
-    run->step = json_whole(state, "step", 0, INT_MAX - 1, file);
-    if (run->step != checkpoint_latest(run->args->run_dir)) {
-        input_error("'%s' says step %lld, and its folder is named for another; restore the file or the folder's name",
-                    file, run->step);
-    }
+    outliers_restore(&run->outliers, state, file);
+    run->step = resumed_step(state, run->args, folder);
     run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
-    if (run->args->max_steps > 0 && run->step > run->args->max_steps) {
-        input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to resume it",
-                    (long long)run->args->max_steps, folder, run->step);
-    }
     data_state_seek(state, &run->data, file);
     cJSON_Delete(state);
 }
 
 // Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
-static const char *cut_short(const Run *run) {
+static const char *stop_reason(const Run *run) {
+    Comm *world = run->groups.world;
+    double limit = run->args->time_limit;
     if (run->step >= run->max_steps) { return ""; }
     if (*run->evaluations.patience_over) { return run->evaluations.patience_over; }
     if (run->outliers.skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
-    double limit = run->args->time_limit;
-    if (limit > 0 && comm_max(now_seconds() - run->started > limit, run->groups.world)) { return "--time-limit is up"; }
-    switch (comm_max(received_signal, run->groups.world)) {
-    case 0: return "";
-    case SIGINT: return "interrupted";
-    case SIGTERM: return "told to end by SIGTERM";
-    default: return "told to end by a signal";
-    }
+    if (limit > 0 && comm_max(now_seconds() - run->started > limit, world)) { return "--time-limit is up"; }
+    return signal_text(agreed_signal(world));
 }
 
 // ---- evaluation
@@ -989,14 +928,14 @@ static EvalModel eval_model(GPT2 *m) {
     return e;
 }
 
-// Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal cuts an evaluation short;
-// its partial result is not logged. last: the run ends now.
-static void evaluate(Run *run, bool last) {
+// Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal interrupts an evaluation,
+// whose partial result is not logged.
+static void evaluate(Run *run, bool ending) {
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
         Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer);
         if (agreed_signal(run->groups.world)) { return; }
-        note_validation(run, v.loss, last);  // first: a run killed before logger_val validates again
+        note_validation(run, v.loss, ending);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
     }
     if (hellaswag_due(&run->evaluations, run->step)) {
@@ -1020,23 +959,23 @@ static void show_sample(Run *run) {
 
 // Reads loss and norm of step n, and decides whether its update is skipped.
 static void read_results(Run *run, long long n) {
-    int slot = (int)(n % 2);
-    StepReport *r = &run->reports[slot];
-    comm_event_synchronize(slot, run->groups.world, &run->model.exec);
-    const real *results = run->model.tensors.read_results + 2 * slot;
+    int buffer = (int)(n % 2);
+    StepReport *r = &run->reports[buffer];
+    comm_event_synchronize(buffer, run->groups.world, &run->model.exec);
+    const real *results = run->model.tensors.read_results + 2 * buffer;
     r->loss = (double)results[0];
     r->grad_norm = sqrt((double)results[1]);
     r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
-// Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run is cut short
-// between micro-batches, and the next step overwrites the gradients. (With several ranks cut_short is a collective.)
+// Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run stops between
+// micro-batches, and the next step overwrites the gradients. (With several ranks stop_reason is a collective.)
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
-        if (micro > 0 && may_stop && *cut_short(run)) { return false; }
+        if (micro > 0 && may_stop && *stop_reason(run)) { return false; }
         dataloader_next(loader);
         gpt2_stage_batch(m, loader->inputs, loader->targets, loader->packed);
         gpt2_micro_step(m, micro);
@@ -1072,13 +1011,13 @@ static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
 }
 
 // Enqueues one step: gradients, their norm, AdamW. Nothing here waits for the device, unless the results are needed
-// before AdamW. One rank may be cut short: it rewinds the data and returns false.
+// before AdamW. A run of one rank may stop between micro-batches: false, and the data is rewound.
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
-    int slot = (int)(run->enqueued % 2);
-    StepReport *report = &run->reports[slot];
-    report->began = now_seconds();
+    int buffer = (int)(run->enqueued % 2);
+    StepReport *report = &run->reports[buffer];
+    report->start_time = now_seconds();
     report->skipped = "";
     *report->origin = 0;
     if (run->args->overfit) { dataloader_seek(loader, 0); }
@@ -1088,8 +1027,8 @@ static bool start_step(Run *run) {
         dataloader_seek(loader, first);
         return false;
     }
-    m->device->enqueue_download(m->tensors.read_results + 2 * slot, m->loss, 2 * sizeof(real), &m->exec);
-    m->device->event_record(slot, &m->exec);
+    m->device->enqueue_download(m->tensors.read_results + 2 * buffer, m->loss, 2 * sizeof(real), &m->exec);
+    m->device->event_record(buffer, &m->exec);
     AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
     if (update_waits(run->args)) {
@@ -1109,82 +1048,20 @@ static StepReport finish_step(Run *run) {
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
     report->step = run->step;
-    report->ms = (now - fmax(report->began, run->last_finish)) * 1000;
+    report->ms = (now - fmax(report->start_time, run->last_finish)) * 1000;
     run->last_finish = now;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
     run->outliers.skipped = *report->skipped ? run->outliers.skipped + 1 : 0;
     return *report;
 }
 
-// Ends a run in which MAX_SKIPS updates in a row were skipped.
-static void stop_skipping(const Run *run) {
-    char saved[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
-    if (run->saved > 0) {
-        snprintf(saved, sizeof saved, "the last checkpoint is '%s/step_%08lld'", run->args->run_dir, run->saved);
-    }
-    const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
-    if (run->outliers.skipped == run->log.steps_seen) {
-        advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are not "
-                 "finite, move the checkpoints with them out of -o and resume, or give other weights with -e";
-    }
-    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; %s", run->outliers.skipped, run->step,
-              run->reports[(run->step - 1) % 2].skipped, saved, advice);
-}
-
 // ---- from flags to a run that can take steps
 
-// Loads or draws the weights, and loads a resumed run's moments.
-static void load_weights(GPT2 *m, ModelSource *source, uint64_t seed) {
-    if (*source->checkpoint) {
-        gpt2_resume(m, source->checkpoint, &source->weights);
-    } else if (source->has_weights) {
-        gpt2_load(m, &source->weights);
-    } else {
-        gpt2_init(m, seed);
-    }
-    if (source->has_weights) { model_close(&source->weights); }
-}
-
-static void check_same_data_and_state(const Run *run) {
-    cJSON *data = cJSON_CreateObject(), *state = run_state(run);
-    cJSON_AddStringToObject(data, "training data", run->data.fingerprint);
-    cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->data.train_files));
-    cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->data.val_files));
-    const char *hellaswag = run->data.hellaswag_path;
-    if (hellaswag) { add_hash(data, hellaswag, hash_file(0, "-h", hellaswag)); }
-    check_all_have(run->groups.world, data, "all ranks need the same -i, -j and HellaSwag files");
-    cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
-    cJSON_AddNumberToObject(state, "prompt_length", (double)run->text.prompt_length);
-    check_all_have(run->groups.world, state, "all ranks need the same files at -o and -e");
-}
-
-// Rank 0 writes the run directory; every rank writes its shard of a checkpoint.
-static bool writes_files(const Run *run) { return run->args->run_dir && run->groups.world->rank == 0; }
-
-static void open_run_dir(Run *run) {
-    const TrainArgs *a = run->args;
-    if (writes_files(run)) {
-        make_run_dir(a->run_dir);
-        if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
-    }
-    if (saves_checkpoints(a) || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
-    if (writes_files(run)) {
-        if (run->step > 0) { print_changed_flags(a); }
-        if (run->step > 0) { print_changed_schedule(a, run->planned_steps, run->max_steps); }
-        save_run_config(a);
-    }
-    run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, run->groups.world);
-    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, run->evaluations.val == run->step,
-                           run->evaluations.hellaswag == run->step, num_ranks(a) == 1);
-    if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
-    run->saved = run->step;
-}
-
-// Phase 1, the flags alone: device, ranks, and a run directory that no other run uses.
-static void open_place(Run *run, TrainArgs *a) {
+// Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
+static void open_ranks(Run *run, TrainArgs *a) {
     run->backend = backend_choose((DeviceChoice)a->device, true);
     run->groups = open_groups(a, run->backend->device, run->host);
-    if (writes_files(run)) {
+    if (run->groups.world->rank == 0) {
         check_run_dir(a);
         run->lock = lock_run_dir(a->run_dir);
     }
@@ -1192,14 +1069,15 @@ static void open_place(Run *run, TrainArgs *a) {
     choose_matmul_inputs(a, run->backend, run->groups.world);
 }
 
-// Phase 2, the data and the checkpoint: the model's shape and weights, the tokenizer, the number of steps, and the step
-// and the place in the data to resume from.
+// Phase 2, what the data and the checkpoint say: the model's shape and weights, the tokenizer, the number of steps, and
+// the step and the position in the data to resume from.
 static ModelSource open_data(Run *run, TrainArgs *a) {
+    Comm *world = run->groups.world;
     RunText *text = &run->text;
     data_open(&run->data, a);
     ModelSource source = model_source(a, run->data.files.vocab_size);
     const GPT2Config *c = &source.config;
-    check_same_model(&source, run->groups.world);
+    check_same_model(&source, world);
     check_length(a, c);
     check_rows(a);
     check_text_fits(&run->data, a, &source);
@@ -1209,15 +1087,19 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
-    check_same_data_and_state(run);
+    check_same_data(&run->data, world);
+    cJSON *state = run_state(run);
+    cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
+    cJSON_AddNumberToObject(state, "prompt_length", (double)text->prompt_length);
+    check_all_have(world, state, "all ranks need the same files at -o and -e");
     return source;
 }
 
-// Phase 3, the memory: --fit and -r auto choose flags that fit. Stops if disk or memory is too small.
-static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c) {
+// Phase 3, what fits: --fit and -r auto choose flags. Stops if disk or memory is too small.
+static ModelOptions choose_memory(Run *run, TrainArgs *a, const GPT2Config *c) {
     Comm *world = run->groups.world;
     char chosen[FLAG_TEXT];
-    if (writes_files(run)) { check_disk(a, c); }
+    if (a->run_dir && world->rank == 0) { check_disk(a, c); }
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
     ModelOptions options = choose_options(chosen, a, c, run->backend, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
@@ -1225,8 +1107,8 @@ static ModelOptions choose_what_runs(Run *run, TrainArgs *a, const GPT2Config *c
     return options;
 }
 
-// Phase 4
-static void build(Run *run, ModelSource *source, ModelOptions options) {
+// Phase 4, build: the model with its weights.
+static void build_model(Run *run, ModelSource *source, ModelOptions options) {
     const TrainArgs *a = run->args;
     const GPT2Config *c = &source->config;
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
@@ -1234,14 +1116,27 @@ static void build(Run *run, ModelSource *source, ModelOptions options) {
     note_pinning(c, &options);
     gpt2_build(&run->model, *c, options, run->groups);
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
-    load_weights(&run->model, source, (uint64_t)a->seed);
+    gpt2_load(&run->model, source, (uint64_t)a->seed);
     run->enqueued = run->step;
-    for (int slot = 0; slot < 2; slot++) {
-        StepReport *report = &run->reports[slot];
+    for (int i = 0; i < 2; i++) {
+        StepReport *report = &run->reports[i];
         report->max_steps = run->max_steps;
         report->tokens = (double)tokens_of_update(a);
         report->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     }
+}
+
+// Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
+static void open_files(Run *run) {
+    const TrainArgs *a = run->args;
+    Comm *world = run->groups.world;
+    const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
+    open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
+    run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, world);
+    run->log = logger_open(folder, run->step, run->evaluations.val == run->step,
+                           run->evaluations.hellaswag == run->step, num_ranks(a) == 1);
+    if (folder) { checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step); }
+    run->saved = run->step;
 }
 
 // All checks come before the first byte is written. *a changes by --fit, -r auto and -f auto.
@@ -1250,41 +1145,28 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     run->args = a;
     run->host = host;
     run->lock = -1;
-    open_place(run, a);
+    open_ranks(run, a);
     ModelSource source = open_data(run, a);
-    ModelOptions options = choose_what_runs(run, a, &source.config);
-    build(run, &source, options);
+    ModelOptions options = choose_memory(run, a, &source.config);
+    build_model(run, &source, options);
     comm_barrier(run->groups.world);  // nothing is written before every rank has passed its checks
-    open_run_dir(run);
+    open_files(run);
 }
 
 static void run_close(Run *run) {
     logger_close(&run->log);
     profile_close(&run->profile);
     data_close(&run->data, run->args);
-    if (run->text.tokenizer) { tokenizer_free(&run->text.file); }
-    free(run->text.prompt);
+    text_close(&run->text);
     gpt2_free(&run->model);
     close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }
 }
 
-static void print_banner(const Run *run) {
-    const TrainArgs *a = run->args;
-    const GPT2 *m = &run->model;
-    char chosen[FLAG_TEXT];
-    choose_options(chosen, a, &m->config, run->backend, run->groups.world);
-    flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
-    if (*chosen) { printf("chosen    %s\n", chosen); }
-    print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
-    print_machine_lines(a, &m->config, &m->options, run->groups.world, why_no_gpu((DeviceChoice)a->device));
-    print_notes(a, &m->config, &run->data, run->step);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. main
 
-// Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
+// Steps until pauses_after or stop_reason. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
 // and norm of step n.
 static void advance(Run *run) {
     int ahead = update_waits(run->args) ? 0 : run->model.device->steps_ahead;
@@ -1294,46 +1176,56 @@ static void advance(Run *run) {
         profile_step_end(&run->profile, whole, &run->model.exec);
         if (!whole) { break; }
         if (run->enqueued - run->step > ahead) { logger_step(&run->log, finish_step(run)); }
-    } while (!pauses_after(run->args, run->enqueued, run->max_steps) && !*cut_short(run));
+    } while (!pauses_after(run->args, run->enqueued, run->max_steps) && !*stop_reason(run));
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
 }
 
-// The training loop. At a pause the checkpoint comes first: evaluation may take long, and a supervisor may wait for a
-// stopped run. DONE_ of the last step comes after the evaluation: a script that starts the run until then gets both.
+// The training loop. At a pause the checkpoint comes first: a scheduler that stops the run may kill it before a long
+// evaluation ends. DONE_ of the last step comes after its evaluation: a script that restarts the run until then gets
+// both.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     run_open(&run, a, host);
     catch_signals();
-    print_banner(&run);
+    print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
+                 run.max_steps);
     run.started = now_seconds();
     long long sampled = run.step;
-    if (run.step >= run.max_steps) {
-        printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", run.max_steps);
-    }
-    for (bool last = false; !last;) {
-        const char *why = cut_short(&run);
-        last = *why || run.step >= run.max_steps;
-        if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
-        bool saves = run.step > run.saved && due(run.step, a->checkpoint_every, last);
-        if (saves) { save_step(&run, last); }
-        if (run.outliers.skipped >= MAX_SKIPS) { stop_skipping(&run); }
-        if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
-        if (evaluation_due(&run.evaluations, a, run.step, last)) {
-            evaluate(&run, last);
-            mark_done(&run, last);
+    for (bool ending = false; !ending;) {
+        const char *reason = stop_reason(&run);
+        ending = *reason || run.step >= run.max_steps;
+        if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
+        if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
+        check_skips(a, &run.outliers, &run.log, run.saved);
+        if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
+        if (evaluation_due(&run.evaluations, a, run.step, ending)) {
+            evaluate(&run, ending);
+            mark_done(&run, ending);
         }
-        if (run.step > sampled && due(run.step, a->sample_every, last)) {
+        if (run.step > sampled && is_due(run.step, a->sample_every, ending)) {
             show_sample(&run);
             sampled = run.step;
         }
-        if (!last && !*cut_short(&run)) { advance(&run); }
+        if (!ending && !*stop_reason(&run)) { advance(&run); }
     }
     run_close(&run);
 }
 
-// Builds the trained model of -e for --generate and --eval, whose results alone go to stdout.
-static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
-    const GPT2Config *c = &source->config;
+// --generate and --eval, of the trained model of -e. Notes go to stderr: stdout has the text or the scores alone.
+static void use_trained(TrainArgs *a, Comm *host) {
+    ModelSource source = model_source(a, BYTE_VOCABULARY);
+    const GPT2Config *c = &source.config;
+    check_trained(&source, a->generate ? "--generate" : "--eval", a);
+    RunText text;
+    EvalFile file;
+    memset(&text, 0, sizeof text);
+    if (a->generate) {
+        if (find_tokenizer(&text.file, a, c->vocab_size)) { text.tokenizer = &text.file; }
+        text.prompt_length = prompt_tokens(text.tokenizer, a->prompt, c->vocab_size, &text.prompt);
+    } else {
+        check_length(a, c);
+        eval_open(&file, a, c);
+    }
     const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
@@ -1341,44 +1233,20 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     check_memory(a, c, &options, groups.world);
     options.fallback = self_check_at_start(backend, groups.world, stderr);
     note_pinning(c, &options);
-    gpt2_build(m, *c, options, groups);
-    load_weights(m, source, 0);
-    return groups;
-}
-
-// --generate
-static void generate_text(const TrainArgs *a, Comm *host) {
-    ModelSource source = model_source(a, BYTE_VOCABULARY);
-    check_trained(&source, "--generate", a);
-    const GPT2Config *c = &source.config;
-    Tokenizer file;
-    const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
-    int *prompt;
-    size_t length = prompt_tokens(tokenizer, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
-    Groups groups = open_trained(&model, &source, a, host);
-    Generator g = gpt2_generator(&model, a, tokenizer);
-    generate_samples(&g, prompt, length);
+    gpt2_build(&model, *c, options, groups);
+    gpt2_load(&model, &source, 0);
+    if (a->generate) {
+        Generator g = gpt2_generator(&model, a, text.tokenizer);
+        generate_samples(&g, text.prompt, text.prompt_length);
+    } else {
+        EvalModel scored = eval_model(&model);
+        eval_run(&file, &scored);
+        eval_close(&file);
+    }
     gpt2_free(&model);
     close_groups(&groups, host);
-    if (tokenizer) { tokenizer_free(&file); }
-    free(prompt);
-}
-
-// --eval
-static void evaluate_file(TrainArgs *a, Comm *host) {
-    ModelSource source = model_source(a, BYTE_VOCABULARY);
-    check_trained(&source, "--eval", a);
-    check_length(a, &source.config);
-    EvalFile file;
-    eval_open(&file, a, &source.config);
-    GPT2 model;
-    Groups groups = open_trained(&model, &source, a, host);
-    EvalModel scored = eval_model(&model);
-    eval_run(&file, &scored);
-    gpt2_free(&model);
-    close_groups(&groups, host);
-    eval_close(&file);
+    text_close(&text);
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
@@ -1409,13 +1277,9 @@ int main(int argc, char **argv) {
         } else if (args.train_bpe) {
             train_bpe(&args);
         } else if (args.tokenize) {
-            Tokenizer tokenizer = tokenizer_open(args.tokenizer);
-            tokenize_corpus(&args, &tokenizer);
-            tokenizer_free(&tokenizer);
-        } else if (args.generate) {
-            generate_text(&args, host);
-        } else if (args.eval) {
-            evaluate_file(&args, host);
+            tokenize_corpus(&args);
+        } else if (args.generate || args.eval) {
+            use_trained(&args, host);
         } else {
             train(&args, host);
         }

@@ -569,7 +569,7 @@ static void check_late(const Groups *groups) {
 
 // ---- --offload
 
-// Matmuls and pieces of AdamW count as work beside copies.
+// Matmuls and buckets of AdamW count as work beside copies.
 static void counted_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                    const floatX *residual, int N, int C, int OC, Exec *ex) {
     late_copies()->work++;
@@ -595,7 +595,7 @@ static void check_waited(const GPT2 *m, const char *work) {
           m->options.sharding.offload, m->options.sharding.stage, late_copies()->num_pending, work);
 }
 
-// Copies run beside work, one layer or piece ahead. At most `most` copies run without work beside them, at the ends of
+// Copies run beside work, one layer or update bucket ahead. At most `most` copies run without work beside them, at the ends of
 // a micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
 static void check_ahead(const GPT2 *m, const char *work, int most) {
     int exposed = (int)late_copies()->exposed;
@@ -824,7 +824,9 @@ static GPT2 *model_from(const char *folder, ModelOptions p, const Groups *groups
     GPT2 *m = model_make(p, *groups);
     checkpoint_path(path, folder, 1);
     ModelFile file = model_open(path);
-    gpt2_resume(m, path, &file);
+    ModelState state = gpt2_state(m);
+    checkpoint_load(path, &file, &state);
+    zero_params_changed(&m->zero);
     model_close(&file);
     return m;
 }
@@ -964,7 +966,7 @@ static int run_wrong(const char *command, char **arguments, int argc, char **arg
         }
         check_replicas_agree(m);
         if (replicas && host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
-        if (!replicas && due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
+        if (!replicas && is_due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
     }
     run_close(&run);
     comm_close(host);

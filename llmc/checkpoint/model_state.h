@@ -1,7 +1,7 @@
 /*
 The state of a model on its device, written to files and read back.
 defines: ModelState, is_first_rank, agree_on_error, StoredTensor, TensorFamily, families_save, stored_tensor,
-         read_range, weights_store, moments_store, state_load, write_tensor, llmc_write_model
+         read_range, weights_store, weights_init, moments_store, state_load, write_tensor, llmc_write_model
 
 A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
 it updates (layout.h), so any number of ranks can resume from a file.
@@ -295,6 +295,23 @@ static inline void weights_store(const OptimizerState *o, const real *numbers, P
     for (size_t i = 0; i < count; i++) { remainder[i] = remainder_of(numbers[i]); }
     device->upload(o->remainder + range.state, remainder, count * sizeof *remainder);
     free(remainder);
+}
+
+// GPT-2's initial weights, drawn tensor by tensor
+static inline void weights_init(const ModelState *s, uint64_t seed) {
+    ParamLayout layout = param_layout_sharded(s->config, s->sharding);
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        size_t used = param_used(&layout, id);
+        real *init = (real *)xmalloc(used * sizeof *init);
+        for (int layer = 0; layer < param_layers(id, s->config); layer++) {
+            ParamRange range = param_updated_range(&layout, id, layer, used);
+            if (range.count == 0) { continue; }  // another rank owns the tensor
+            slice_init_tensor(init, &layout.slice[id], id, layer, range.offset, range.count, s->config, seed);
+            weights_store(&s->optimizer, init, range, s->device);
+        }
+        free(init);
+    }
 }
 
 // ---- moments: three types in the file, three types in the run

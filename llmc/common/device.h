@@ -3,7 +3,7 @@ The device that holds the model: memory, copies, events and CUDA graphs. Device 
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
 defines: Exec, NO_LAYER, FallbackKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
-         COPY_INPUTS, COPY_PIECES, COPY_STREAMS, cpu_device, now_seconds
+         COPY_INPUTS, COPY_UPDATE, COPY_STREAMS, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -53,10 +53,9 @@ typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and 
 
 typedef uint64_t CopyWork;  // a copy that may still run; 0: none, or done
 
-// Copy streams of --offload: one of parameters, two of gradients (one a buffer), one of inputs of blocks, two of pieces
-// of an update (one a slot).
-// An upload to one buffer or slot overlaps the download of another.
-enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
+// Copy streams of --offload: one of parameters, two of gradients (one a buffer), one of inputs of blocks, two of update
+// buckets (one a slot). An upload to one buffer or slot overlaps the download of another.
+enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_UPDATE, COPY_STREAMS = COPY_UPDATE + 2 };
 
 typedef struct {
     const char *name;

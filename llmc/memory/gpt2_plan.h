@@ -15,7 +15,7 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
 #include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
-#include "llmc/shapes/update_pieces.h"
+#include "llmc/shapes/update_buckets.h"
 
 // -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
@@ -164,7 +164,7 @@ static inline void plan_optimizer(Plan *plan, bool slots, size_t count, const Mo
 static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
     const bool slots = true;
     const Lifetime lifetime = SCRATCH;
-    size_t n = piece_elements(layout);
+    size_t n = update_bucket_elements(layout);
     if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(params, DT_FLOATX, n); }
     if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
     plan_optimizer(plan, slots, n, o, lifetime);

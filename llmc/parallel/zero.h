@@ -17,7 +17,7 @@ With --offload the host owns the state that it holds, at any number of ranks. A 
 buffer before it is all-gathered, one layer ahead. A bucket of gradients leaves its buffer for host memory when its
 backward and its reduction are done.
   --offload   in pinned host memory        buffers on the device
-  1           optimizer state              pieces (update.h)
+  1           optimizer state              update buckets (update.h)
   2           and gradients                the embeddings, two layers, lnf. Later micro-batches: the sum so far is
                                            uploaded before the bucket's backward, one layer ahead
   3           and parameters               the embeddings, two layers, lnf
@@ -25,10 +25,10 @@ backward and its reduction are done.
 Sums over micro-batches are computed on the device. fp32 sums of P parameters then move 4 P bytes each way over the link
 for a micro-batch: at 25 GB/s, both ways at once, 0.16 ns a parameter. Sums on the host would move 2 P bytes over the
 link; to add them would read and write 10 P bytes of host memory: at 50 GB/s 0.2 ns a parameter.
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param_name, zero_owned_params, zero_owned_grads,
-         zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all, zero_params_changed,
-         zero_micro_step, zero_grad_mode, zero_grads_prefetch, zero_grads_acquire, zero_grads_reduce, zero_grads_wait,
-         zero_gathers_layers, zero_norm_squared
+defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param, zero_grad, zero_param_name,
+         zero_owned_params, zero_owned_grads, zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all,
+         zero_params_changed, zero_micro_step, zero_grad_mode, zero_grads_prefetch, zero_grads_acquire,
+         zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
 */
 #pragma once
 #include "llmc/ops.h"            // IWYU pragma: export
@@ -87,6 +87,19 @@ static inline Gradient zero_grads(const Zero *z, int bucket) {
     return gradient_at(z->grads, offset);
 }
 
+static inline size_t offset_in_bucket(const ParamLayout *layout, ParamId id, int layer) {
+    return param_offset(layout, id, layer) - param_bucket(layout, param_bucket_of(layout, id, layer)).offset;
+}
+
+// one tensor of one layer, 0 for a tensor outside of the layers
+static inline floatX *zero_param(const Zero *z, ParamId id, int layer) {
+    return zero_params(z, param_bucket_of(&z->layout, id, layer)) + offset_in_bucket(&z->layout, id, layer);
+}
+static inline Gradient zero_grad(const Zero *z, ParamId id, int layer) {
+    Gradient bucket = zero_grads(z, param_bucket_of(&z->layout, id, layer));
+    return gradient_at(bucket, offset_in_bucket(&z->layout, id, layer));
+}
+
 // name (size bytes) = the parameter at this address that block `layer` reads, or the model outside of its blocks; "" if
 // there is none. For --profile and --nan-check.
 static inline void zero_param_name(char *name, size_t size, const Zero *z, int layer, const void *at) {
@@ -95,11 +108,8 @@ static inline void zero_param_name(char *name, size_t size, const Zero *z, int l
     *name = 0;
     for (int i = 0; i < 3; i++) {
         int kind = bucket_kind(&z->layout, buckets[i]), of_layer = kind == LAYER_BUCKET ? layer : 0;
-        const floatX *base = zero_params(z, buckets[i]);
         for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
-            size_t offset =
-                param_offset(&z->layout, (ParamId)id, of_layer) - param_bucket(&z->layout, buckets[i]).offset;
-            if (base + offset == at) { param_name(name, size, (ParamId)id, of_layer); }
+            if (zero_param(z, (ParamId)id, of_layer) == at) { param_name(name, size, (ParamId)id, of_layer); }
         }
     }
 }
@@ -146,8 +156,7 @@ static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
 static inline void zero_poison_grads(const Zero *z, int bucket) {
     int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
     for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
-        size_t offset = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).offset;
-        Gradient tensor = gradient_at(zero_grads(z, bucket), offset);
+        Gradient tensor = zero_grad(z, (ParamId)id, layer);
         zero_poison(z, tensor.at, param_count(&z->layout, (ParamId)id) * dtype_size(tensor.dtype));
     }
 }
@@ -218,7 +227,7 @@ static inline void zero_bucket_params_wait(Zero *z, int bucket) {
 }
 
 // Work enqueued from now on may read the bucket's parameters. In buffers they stay valid until the next bucket with the
-// same buffer. `next`: the bucket read after this one, or NO_BUCKET; it is prefetched if it has another buffer.
+// same buffer. `next`: the bucket read after this one; a layer that has another buffer is prefetched.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
     z->ex->layer = bucket_kind(&z->layout, bucket) == LAYER_BUCKET ? bucket - 1 : NO_LAYER;
     zero_gather_changed(z);

@@ -1,7 +1,7 @@
 /*
 The lines that a run prints before its first step; --plan, the memory of a command line; --version. --plan needs no data
 and no device, and measures nothing.
-defines: print_model_lines, print_machine_lines, print_notes, print_plan, print_version
+defines: print_banner, print_plan, print_version
 */
 #pragma once
 #include "llmc/checkpoint/model_file.h"
@@ -41,13 +41,15 @@ static inline void print_examples(const RunData *d, int T) {
     if (left_out) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, left_out); }
 }
 
-static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const Plan *plan, const RunData *data,
-                                     long long max_steps) {
+static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
+                                     const RunData *data, long long max_steps) {
+    Plan plan = gpt2_plan(c, o);
     printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
            c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
-    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n", mebibytes(plan_device_bytes(plan)),
-           mebibytes(plan_bytes(plan, STATE)), mebibytes(plan_bytes(plan, SAVED)),
-           mebibytes(plan_bytes(plan, SCRATCH)));
+    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
+           mebibytes(plan_device_bytes(&plan)), mebibytes(plan_bytes(&plan, STATE)),
+           mebibytes(plan_bytes(&plan, SAVED)), mebibytes(plan_bytes(&plan, SCRATCH)));
+    plan_free(&plan);
     if (data->has_examples) { print_examples(data, a->T); }
     printf("data      ");
     if (!data->has_examples) {
@@ -130,6 +132,21 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
         printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl start over\n", a->run_dir);
     }
     fflush(stdout);
+}
+
+// The lines before the first step.
+static inline void print_banner(const TrainArgs *a, const Backend *backend, const GPT2Config *c, const ModelOptions *o,
+                                const RunData *data, Comm *world, long long step, long long max_steps) {
+    char chosen[FLAG_TEXT];
+    choose_options(chosen, a, c, backend, world);
+    flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
+    if (*chosen) { printf("chosen    %s\n", chosen); }
+    print_model_lines(a, c, o, data, max_steps);
+    print_machine_lines(a, c, o, world, why_no_gpu((DeviceChoice)a->device));
+    print_notes(a, c, data, step);
+    if (step >= max_steps) {
+        printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", max_steps);
+    }
 }
 
 // ---- --plan and --version

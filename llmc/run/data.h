@@ -2,8 +2,8 @@
 The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
 state.json.
 defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
-         data_find_tokenizer, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, data_state_add,
-         data_state_check, data_state_seek
+         data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_steps_per_epoch,
+         data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -22,6 +22,7 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 #include "llmc/parallel/comm.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 
@@ -228,6 +229,16 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     } else {
         d->hellaswag = hellaswag_read_bin("-h 1", d->hellaswag_path, a->T, V);
     }
+}
+
+// Stops unless every rank reads the same files.
+static inline void check_same_data(const RunData *d, Comm *world) {
+    cJSON *data = cJSON_CreateObject();
+    cJSON_AddStringToObject(data, "training data", d->fingerprint);
+    cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&d->train_files));
+    cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&d->val_files));
+    if (d->hellaswag_path) { add_hash(data, d->hellaswag_path, hash_file(0, "-h", d->hellaswag_path)); }
+    check_all_have(world, data, "all ranks need the same -i, -j and HellaSwag files");
 }
 
 static inline void data_close(RunData *d, const TrainArgs *a) {

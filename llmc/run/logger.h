@@ -166,7 +166,7 @@ enum { ORIGIN_LENGTH = 512, LINE_LENGTH = 512 };
 typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
-    double began;                // when the host began to enqueue the step, in seconds
+    double start_time;           // when the host started to enqueue the step, in seconds
     double seconds_left;         // until the time limit; below 0: no limit
     double peak_rate;            // tokens per second at an MFU of 1 (memory/traffic.h); 0: unknown, on a CPU
     const char *skipped;         // "" or why the update was skipped: skip_reason

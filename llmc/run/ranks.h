@@ -2,7 +2,7 @@
 The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
 signals that end a run with a checkpoint.
 defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine,
-         limit_spinning, catch_signals, received_signal, agreed_signal
+         limit_spinning, catch_signals, agreed_signal, signal_text
 
 The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1, which mpirun forwards without killing the
 ranks. A second signal ends the program at once.
@@ -196,3 +196,13 @@ static inline void catch_signals(void) {
 
 // A signal that any rank received; 0: none. All ranks call it.
 static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }
+
+// why a run stops at this signal; "" at 0
+static inline const char *signal_text(int signal_number) {
+    switch (signal_number) {
+    case 0: return "";
+    case SIGINT: return "interrupted";
+    case SIGTERM: return "told to end by SIGTERM";
+    default: return "told to end by a signal";
+    }
+}

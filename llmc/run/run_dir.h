@@ -1,8 +1,8 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
-defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, save_run_config,
-         print_changed_flags, print_changed_schedule, best_val_loss, evaluations_read
+defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step, open_run_dir,
+         check_skips, best_val_loss, evaluations_read
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -182,6 +182,56 @@ static inline void print_changed_schedule(const TrainArgs *a, long long before, 
     if (before == now) { return; }
     printf("note      the schedule was for %lld steps and is now for %lld%s\n", before, now,
            decays ? ": the learning rate differs" : "");
+}
+
+// Rank 0 makes the folder and locks it, unless *lock is open already, prints the flags that a resumed run changes, and
+// writes config.json. planned_steps: of the resumed run, 0 for a new run.
+static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned_steps, long long max_steps,
+                                Comm *world) {
+    bool writes = a->run_dir && world->rank == 0;
+    if (writes) { make_run_dir(a->run_dir); }
+    if (writes && *lock < 0) { *lock = lock_run_dir(a->run_dir); }
+    if (saves_checkpoints(a) || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, world); }
+    if (!writes) { return; }
+    if (planned_steps > 0) {
+        print_changed_flags(a);
+        print_changed_schedule(a, planned_steps, max_steps);
+    }
+    save_run_config(a);
+}
+
+// ---- a run that resumes, or fails
+
+// The step of the checkpoint in `folder`, from its state.json.
+static inline long long resumed_step(const cJSON *state, const TrainArgs *a, const char *folder) {
+    char file[PATH_LENGTH];
+    format_path(file, "%s/state.json", folder);
+    long long step = json_whole(state, "step", 0, INT_MAX - 1, file);
+    if (step != checkpoint_latest(a->run_dir)) {
+        input_error("'%s' says step %lld, and its folder is named for another; restore the file or the folder's name",
+                    file, step);
+    }
+    if (a->max_steps > 0 && step > a->max_steps) {
+        input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to resume it", (long long)a->max_steps,
+                    folder, step);
+    }
+    return step;
+}
+
+// Ends a run in which MAX_SKIPS updates in a row were skipped. saved: the step of the last checkpoint; 0: none
+static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, long long saved) {
+    if (outliers->skipped < MAX_SKIPS) { return; }
+    char checkpoint[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
+    if (saved > 0) {
+        snprintf(checkpoint, sizeof checkpoint, "the last checkpoint is '%s/step_%08lld'", a->run_dir, saved);
+    }
+    const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
+    if (outliers->skipped == log->steps_seen) {
+        advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are not "
+                 "finite, move the checkpoints with them out of -o and resume, or give other weights with -e";
+    }
+    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; %s", outliers->skipped, log->last.step,
+              log->last.skipped, checkpoint, advice);
 }
 
 // ---- the evaluations of a resumed run

@@ -1,9 +1,10 @@
 /*
 Decisions at a step, from flags and results alone: the learning rate, events that are due, skipped updates, and the
 evaluations that --keep-best and --patience go by.
-defines: schedule_lr, step_hyper, due, pauses_after, update_waits, MAX_SKIPS, OutlierDetector, Outliers, outlier_zscore,
-         skip_reason, outlier_detector_to_json, outlier_detector_from_json, Evaluations, logged_loss, evaluations_add,
-         evaluations_check_patience, hellaswag_due, evaluation_due
+defines: schedule_lr, step_hyper, is_due, pauses_after, update_waits, MAX_SKIPS, OutlierDetector, Outliers,
+         outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json, outliers_add,
+         outliers_restore, Evaluations, logged_loss, evaluations_add, evaluations_check_patience, hellaswag_due,
+         evaluation_due
 
 Learning rate: a linear warmup, then one of four schedules. s: step from 0, W: warmup steps, N: steps of the run,
 f: final fraction, P = (s - start) / (N - start), at most 1
@@ -71,15 +72,15 @@ static inline AdamW step_hyper(const TrainArgs *a, long long max_steps, long lon
 
 // ---- events
 
-// True at each multiple of `every` and at the end; 0 never.
-static inline bool due(long long step, int every, bool last) {
-    return every > 0 && (last || (step > 0 && step % every == 0));
+// True at each multiple of `every` and at the end of a run; 0 never.
+static inline bool is_due(long long step, int every, bool ending) {
+    return every > 0 && (ending || (step > 0 && step % every == 0));
 }
 
 // True if the loop pauses after `step` steps: for an evaluation, a sample, a checkpoint, or the end.
 static inline bool pauses_after(const TrainArgs *a, long long step, long long max_steps) {
-    return step >= max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
-           due(step, a->checkpoint_every, false);
+    return step >= max_steps || is_due(step, a->val_every, false) || is_due(step, a->sample_every, false) ||
+           is_due(step, a->checkpoint_every, false);
 }
 
 // True if the host reads loss and norm before the update, to decide whether to skip it.
@@ -161,6 +162,23 @@ static inline bool outlier_detector_from_json(OutlierDetector *detector, const c
     return true;
 }
 
+// adds the detectors to state.json; "guard" is their name since the first version
+static inline void outliers_add(cJSON *state, const Outliers *o) {
+    cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&o->loss));
+    cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&o->norm));
+}
+
+// file: the path of state.json, for messages
+static inline void outliers_restore(Outliers *o, const cJSON *state, const char *file) {
+    if (outlier_detector_from_json(&o->loss, cJSON_GetObjectItem(state, "loss_guard")) &&
+        outlier_detector_from_json(&o->norm, cJSON_GetObjectItem(state, "norm_guard"))) {
+        return;
+    }
+    input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; resume from "
+                "an earlier checkpoint",
+                file, OUTLIER_WINDOW);
+}
+
 // ---- evaluations
 
 // A loss counts as the 9 digits that metrics.jsonl has, so that a resumed run compares as an uninterrupted one does.
@@ -206,7 +224,7 @@ static inline bool hellaswag_due(const Evaluations *e, long long step) {
 }
 
 // True if this step's evaluation is missing. Unlike samples and checkpoints, one is due at step 0 too.
-static inline bool evaluation_due(const Evaluations *e, const TrainArgs *a, long long step, bool last) {
-    bool due = a->val_every > 0 && (last || step % a->val_every == 0);
+static inline bool evaluation_due(const Evaluations *e, const TrainArgs *a, long long step, bool ending) {
+    bool due = a->val_every > 0 && (ending || step % a->val_every == 0);
     return due && (e->val < step || hellaswag_due(e, step));
 }

@@ -1,7 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: RunText, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, prompt_text, document_start,
-         prompt_tokens, print_token
+defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, prompt_text,
+         document_start, prompt_tokens, print_token
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -25,6 +25,11 @@ typedef struct {
     int *prompt;                 // tokens of --prompt
     size_t prompt_length;
 } RunText;
+
+static inline void text_close(RunText *text) {
+    if (text->tokenizer) { tokenizer_free(&text->file); }
+    free(text->prompt);
+}
 
 // --tokenizer, or NULL. An empty path counts as none, so that a run can resume without the one in its config.json.
 static inline const char *given_tokenizer(const TrainArgs *a) {

@@ -205,20 +205,21 @@ static inline void tokenize_merges_path(char *path, const TokenizeJob *job) {
 }
 
 // Writes the text in -i as token shards.
-static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenizer) {
+static inline void tokenize_corpus(const TrainArgs *a) {
     TokenizeJob job;
     char merges[PATH_LENGTH];
+    Tokenizer tokenizer = tokenizer_open(a->tokenizer);
     memset(&job, 0, sizeof job);
-    if (!tokenizer->merges) {
+    if (!tokenizer.merges) {
         input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
                     "shards give vocab.bpe or merges.txt",
                     a->tokenizer, a->train_data);
     }
     job.args = a;
-    job.tokenizer = tokenizer;
+    job.tokenizer = &tokenizer;
     job.corpus = corpus_open("-i", a->train_data, a->field);
     tokenize_merges_path(merges, &job);
-    job.writer = shard_writer_open(a->tokenize, tokenizer->vocab_size, SHARD_TOKENS);
+    job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
     job.terminal = isatty(STDOUT_FILENO);
     job.started = job.last_line = now_seconds();
     tokenize_blocks(&job);
@@ -226,13 +227,14 @@ static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenize
         shards_delete_unfinished(job.writer.out);
         input_error("-i %s holds no text", a->train_data);
     }
-    int error = access(merges, F_OK) == 0 ? 0 : tokenizer_write_merges(tokenizer, merges);
+    int error = access(merges, F_OK) == 0 ? 0 : tokenizer_write_merges(&tokenizer, merges);
     if (error) {
         run_error("could not write '%s': %s; make room, then give the same command again", merges, strerror(error));
     }
     shard_writer_close(&job.writer);
     tokenize_print_end(&job);
     corpus_close(&job.corpus);
+    tokenizer_free(&tokenizer);
 }
 
 // ---- --train-bpe

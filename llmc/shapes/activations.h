@@ -16,8 +16,8 @@ segment), or in scratch. With tensor parallelism a rank holds its own heads and 
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
 them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, num_saved, num_activation_slots,
-         activation_slot
+         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, backward_next, num_saved,
+         num_activation_slots, activation_slot
 */
 #pragma once
 #include "llmc/shapes/slices.h"
@@ -143,6 +143,13 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
 static inline int recompute_from(const Recompute *r, int layer) {
     if (segment_end(r, layer) != layer) { return layer + 1; }
     return layer_level(r, layer) == RECOMPUTE_BLOCK ? layer / r->every * r->every : layer;
+}
+
+// The block that the backward reads after block l: l - 1, or the start of its checkpoint segment if l - 1 must be
+// recomputed. -1 if none.
+static inline int backward_next(const Recompute *r, int l) {
+    int from = l > 0 ? recompute_from(r, l - 1) : -1;
+    return from < l ? from : l - 1;
 }
 
 // ---- slots: the saved tensors of an activation have the first slots, in the order of the layers. The recomputed
