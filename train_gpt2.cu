@@ -398,13 +398,6 @@ static void block_forward(GPT2 *m, int l) {
     if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 }
 
-// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The input of block l; -1: the embeddings,
-// which stay on the GPU
-static int input_of_block(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
-
-// the input that block l writes for the next block; -1: its output is not saved
-static int output_of_block(const GPT2 *m, int l) { return is_saved(m, RESIDUAL3, l) ? input_of_block(m, l + 1) : -1; }
-
 // encoded = wte[tokens] + wpe, of the current micro-batch
 static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
@@ -423,17 +416,13 @@ static const floatX *final_layernorm_output(GPT2 *m) {
                             param(m, LNFW, 0), param(m, LNFB, 0));
 }
 
-// In a POISON_SCRATCH build, fills the slots of block l that will be recomputed, of tensors first..last, with NaN.
+// Poisons activations first..last of block l that will be recomputed, in the slots that they share with other blocks.
 static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId last) {
-#ifdef POISON_SCRATCH
     for (int id = (int)first; id <= (int)last; id++) {
         ActivationId tensor = (ActivationId)id;
         if (is_saved(m, tensor, l) || activation_specs[id].home != IN_SLOTS) { continue; }
-        m->device->enqueue_fill(activation(m, tensor, l), 0xFF, activation_bytes(m, tensor), &m->exec);
+        device_poison(m->device, activation(m, tensor, l), activation_bytes(m, tensor), &m->exec);
     }
-#else
-    (void)m, (void)l, (void)first, (void)last;
-#endif
 }
 
 // Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call; the
@@ -452,12 +441,13 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Pac
 // The staged micro-batch -> the output of the last block. gpt2_classify goes on with the final layernorm and the loss:
 // in chunks, each with its gradients, since the logits of all rows would be the largest tensor.
 static void gpt2_forward(GPT2 *m) {
+    const Recompute *recompute = &m->options.recompute;
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
         zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(l + 1));
-        offload_acquire(&m->offload, output_of_block(m, l));
+        offload_acquire(&m->offload, output_of_block(recompute, l));
         block_forward(m, l);
-        offload_store(&m->offload, output_of_block(m, l));
+        offload_store(&m->offload, output_of_block(recompute, l));
         poison_recomputed(m, l, LN1, FCH_GELU);
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
@@ -646,7 +636,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // from -r 4 on, the forward again of the checkpoint segment that ends at l, but for its last block
         int first = recompute_from(recompute, l);
-        if (first <= l) { offload_wait(&m->offload, input_of_block(m, first)); }
+        if (first <= l) { offload_wait(&m->offload, input_of_block(recompute, first)); }
         for (int k = first; k < l; k++) {
             zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
             block_forward(m, k);  // with -ge 1 the fused GELU, as in the forward
@@ -725,7 +715,7 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     for (int i = 0; i < m->update.num_buckets; i++) {
         BucketState bucket = update_acquire(&m->update, i);
         m->ops->adamw_update(&bucket.state, bucket.grads, m->norm_squared, bucket.ranges, bucket.num_ranges,
-                             m->update.buckets[i].count, hyper, &m->exec);
+                             bucket.count, hyper, &m->exec);
         update_release(&m->update, i);
     }
     update_wait(&m->update);
@@ -833,7 +823,7 @@ static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool endin
     return saved;
 }
 
-// Writes DONE_<step> if the checkpoint of this step is saved.
+// Writes DONE_<step>, which marks a whole checkpoint as in llm.c, if this step's is saved.
 static void mark_done(Run *run, bool ending) {
     if (run->step == 0 || run->saved != run->step || !can_mark_done(run, ending)) { return; }
     checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, ending);

@@ -3,7 +3,7 @@ The device that holds the model: memory, copies, events and CUDA graphs. Device 
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
 defines: Exec, NO_LAYER, FallbackKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
-         COPY_INPUTS, COPY_UPDATE, COPY_STREAMS, cpu_device, now_seconds
+         COPY_INPUTS, COPY_UPDATE, COPY_STREAMS, device_poison, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -102,6 +102,15 @@ typedef struct {
     void (*graph_launch)(DeviceGraph *graph, Exec *ex);
     void (*graph_destroy)(DeviceGraph *graph);
 } Device;
+
+// A POISON_SCRATCH build fills memory with NaN between two uses, so that a stale read shows.
+static inline void device_poison(const Device *device, void *memory, size_t bytes, Exec *ex) {
+#ifdef POISON_SCRATCH
+    device->enqueue_fill(memory, 0xFF, bytes, ex);
+#else
+    (void)device, (void)memory, (void)bytes, (void)ex;
+#endif
+}
 
 static inline void *host_allocate(size_t bytes) {
     void *p = NULL;

@@ -205,10 +205,7 @@ static inline floatX *scratch_acquire(Scratch *scratch, const char *owner, size_
     return (floatX *)scratch->memory;
 }
 
-// A POISON_SCRATCH build fills a released buffer with NaN, so that a stale read shows.
 static inline void scratch_release(Scratch *scratch) {
     scratch->owner = NULL;
-#ifdef POISON_SCRATCH
-    scratch->device->enqueue_fill(scratch->memory, 0xFF, scratch->bytes, scratch->ex);
-#endif
+    device_poison(scratch->device, scratch->memory, scratch->bytes, scratch->ex);
 }

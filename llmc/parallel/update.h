@@ -46,12 +46,13 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
 
 static inline void update_close(Update *u) { free(u->buckets); }
 
-// the first element of an update bucket in each array, and its ranges
+// the arguments of adamw_update for an update bucket: its first element in each array, its elements and its ranges
 typedef struct {
     OptimizerState state;
     Gradient grads;
     const UpdateRange *ranges;
     int num_ranges;
+    size_t count;
 } BucketState;
 
 static inline void *elements_at(const void *array, size_t offset, DType dtype) {
@@ -80,7 +81,7 @@ static inline BucketState bucket_stored(const Update *u, const UpdateBucket *b) 
     floatX *params = zero_stored_params(z, b->param_bucket) + b->offset;
     BucketState at = {optimizer_at(&u->stored, params, shard + b->offset),
                       gradient_at(zero_stored_grads(z, b->param_bucket), b->offset), u->ranges + b->first_range,
-                      b->num_ranges};
+                      b->num_ranges, b->count};
     return at;
 }
 

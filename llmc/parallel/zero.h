@@ -142,14 +142,10 @@ static inline Gradient zero_reduced_chunk(const Zero *z, int bucket) {
     return zero_offload(z) >= OFFLOAD_GRADIENTS ? gradient_at(z->reduced_chunks, offset) : zero_owned_grads(z, bucket);
 }
 
-// ---- a POISON_SCRATCH build fills reused buffers with NaN between uses, so that a stale read shows
+// ---- device_poison between two uses of a buffer
 
 static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
-#ifdef POISON_SCRATCH
-    z->device->enqueue_fill(memory, 0xFF, bytes, z->ex);
-#else
-    (void)z, (void)memory, (void)bytes;
-#endif
+    device_poison(z->device, memory, bytes, z->ex);
 }
 
 // The gaps between tensors are not poisoned: they are reduced with the tensors, and the norm reads them.

@@ -17,7 +17,7 @@ layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the 
 them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
          forward_only, layer_level, segment_end, activation_is_saved, recompute_from, backward_next, num_saved,
-         num_activation_slots, activation_slot
+         input_of_block, output_of_block, num_activation_slots, activation_slot
 */
 #pragma once
 #include "llmc/shapes/slices.h"
@@ -160,6 +160,15 @@ static inline int num_saved(const Recompute *r, ActivationId id, int layers) {
     int saved = 0;
     for (int l = 0; l < layers; l++) { saved += activation_is_saved(r, id, l); }
     return saved;
+}
+
+// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The input of block l; -1: the embeddings,
+// which stay on the GPU
+static inline int input_of_block(const Recompute *r, int l) { return num_saved(r, RESIDUAL3, l) - 1; }
+
+// the input that block l writes for the next block; -1: its output is not saved
+static inline int output_of_block(const Recompute *r, int l) {
+    return activation_is_saved(r, RESIDUAL3, l) ? input_of_block(r, l + 1) : -1;
 }
 
 static inline int index_in_segment(const Recompute *r, int layer) {
