@@ -781,10 +781,10 @@ static RecomputeCase recompute_case(ModelOptions options) {
     c.options.fuse_gelu = false;
     GPT2 plain;
     recompute_model(&plain, &c, (Recompute){0, 1, 0, false});
-    size_t bytes = plain.layout.total * dtype_size(plain.grads.dtype);
+    size_t bytes = plain.layout.total * dtype_size(plain.tensors.grads.dtype);
     c.loss = gradients(&plain, c.tokens, c.targets);
     c.first_loss = (double)gpt2_loss(&plain, c.tokens, c.targets);
-    c.grads = (unsigned char *)memcpy(xmalloc(bytes), on_host(&plain, plain.grads.at), bytes);
+    c.grads = (unsigned char *)memcpy(xmalloc(bytes), on_host(&plain, plain.tensors.grads.at), bytes);
     gpt2_free(&plain);
     return c;
 }

@@ -595,8 +595,8 @@ static void check_waited(const GPT2 *m, const char *work) {
           m->options.sharding.offload, m->options.sharding.stage, late_copies()->num_pending, work);
 }
 
-// Copies run beside work, one layer or update bucket ahead. At most `most` copies run without work beside them, at the ends of
-// a micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
+// Copies run while work does, one layer or update bucket ahead. At most `most` copies overlap no work, at the ends of a
+// micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
 static void check_ahead(const GPT2 *m, const char *work, int most) {
     int exposed = (int)late_copies()->exposed;
     late_copies()->exposed = 0;

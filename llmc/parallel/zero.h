@@ -1,6 +1,6 @@
 /*
 ZeRO (Rajbhandari et al. 2020): N data-parallel ranks train one model and divide its state. Communication goes bucket by
-bucket (layout.h: the embeddings, each layer, lnf) and runs beside compute.
+bucket (layout.h: the embeddings, each layer, lnf) and overlaps compute.
   -z   sharded                          gradients                              parameters
   0    nothing                          all-reduce, last micro-batch           none
   1    optimizer state                  reduce-scatter, last micro-batch       all-gather, next forward
@@ -237,7 +237,7 @@ static inline void zero_wait_all(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_params_wait(z, b); }
 }
 
-// whether operations read other memory than this rank stores
+// True if operations read other memory than this rank stores.
 static inline bool zero_gathers(const Zero *z) {
     return z->layout.sharding.stage > 0 || zero_offload(z) >= OFFLOAD_PARAMS;
 }

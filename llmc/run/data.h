@@ -140,7 +140,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     d->val_shards = lists && a->val_data ? shard_list(&d->val_files) : NULL;
 }
 
-// Stops if weights trained on tokens would read text as bytes, whose ids are other tokens.
+// Stops if weights trained on tokens would read text as bytes: the ids of bytes are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {

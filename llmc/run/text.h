@@ -142,7 +142,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// what to do about a model without a tokenizer, for messages
+// advice about a model without a tokenizer, for errors
 static inline const char *tokenizer_advice(int vocab_size) {
     return vocab_size == GPT2_VOCAB ? "give GPT-2's vocab.bpe with --tokenizer; scripts/get_data.sh merges fetches it"
                                     : "give the merges.txt or tokenizer.json of its vocabulary with --tokenizer";
