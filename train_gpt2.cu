@@ -634,7 +634,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        // from -r 4 on, the forward again of the checkpoint segment that ends at l, but for its last block
+        // From -r 4 on: the forward of the checkpoint segment that ends at l again, except its last block.
         int first = recompute_from(recompute, l);
         if (first <= l) { offload_wait(&m->offload, input_of_block(recompute, first)); }
         for (int k = first; k < l; k++) {

@@ -151,7 +151,11 @@ static inline void remove_unfinished(const char *run_dir) {
     struct stat info;
     format_path(best, "%s/best", run_dir);
     format_path(path, "%s/best.old", run_dir);
-    if (access(best, F_OK) == 0 || rename(path, best) != 0) { remove_folder(path); }
+    if (access(best, F_OK) == 0) {
+        remove_folder(path);
+    } else if (access(path, F_OK) == 0) {
+        rename(path, best);  // after a failure best.old stays, until the next call
+    }
     bool best_is_folder = lstat(best, &info) == 0 && S_ISDIR(info.st_mode);
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {

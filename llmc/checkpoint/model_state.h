@@ -93,14 +93,14 @@ static inline void move_elements(const StoredTensor *t, size_t first, unsigned c
     }
 }
 
-// to_columns: the buffer `columns` (rectangle_cols, rectangle_rows) = the elements of a range that are in a rectangle
-// of the slice, transposed. Else the inverse. rows (rectangle_cols): the rows of the range in each column
+// to_columns: the buffer `columns` (rectangle_cols, all.count) = the elements of a range that are in a rectangle of the
+// slice, transposed. Else the inverse. rows (rectangle_cols): the rows of the range in each column; all: in any column
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, const Range *rows,
-                                   size_t offset, const Slice *s, size_t local, size_t size) {
+                                   Range all, size_t offset, const Slice *s, size_t local, size_t size) {
 #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < s->rectangle_cols; c++) {
         for (size_t row = rows[c].offset; row < rows[c].offset + rows[c].count; row++) {
-            unsigned char *in_column = columns + (c * s->rectangle_rows + row) * size;
+            unsigned char *in_column = columns + (c * all.count + row - all.offset) * size;
             unsigned char *in_range = elements + (local + row * s->cols + c - offset) * size;
             memcpy(to_columns ? in_column : in_range, to_columns ? in_range : in_column, size);
         }
@@ -111,8 +111,8 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
     const size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
-    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * s->rectangle_rows * t->size);
-    Range *rows = (Range *)xmalloc(s->rectangle_cols * sizeof *rows);
+    Range *rows = (Range *)xmalloc(s->rectangle_cols * sizeof *rows), all = {s->rectangle_rows, 0};
+    size_t last_row = 0;
     for (size_t c = 0; c < s->rectangle_cols; c++) {
         // element (row, c) is in the range if range.offset <= local + row * cols + c < range.offset + range.count
         size_t begin = local + c, end = range.offset + range.count;
@@ -121,17 +121,22 @@ static inline void move_columns(const StoredTensor *t, unsigned char *elements, 
         if (last > s->rectangle_rows) { last = s->rectangle_rows; }
         rows[c].offset = first;
         rows[c].count = last > first ? last - first : 0;
+        if (rows[c].count == 0) { continue; }
+        if (first < all.offset) { all.offset = first; }
+        if (last > last_row) { last_row = last; }
     }
-    if (t->writer) { transpose_range(columns, elements, true, rows, range.offset, s, local, t->size); }
+    if (last_row > all.offset) { all.count = last_row - all.offset; }
+    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * all.count * t->size);
+    if (t->writer) { transpose_range(columns, elements, true, rows, all, range.offset, s, local, t->size); }
     for (size_t c = 0, n; c < s->rectangle_cols; c += n) {
         bool whole = rows[c].count == s->global_rows;
         for (n = 1; whole && c + n < s->rectangle_cols && rows[c + n].count == rows[c].count;) { n++; }
         size_t column = (global % s->global_cols + c) * s->global_rows + global / s->global_cols;  // in the file
         if (rows[c].count == 0) { continue; }
-        move_elements(t, column + rows[c].offset, columns + (c * s->rectangle_rows + rows[c].offset) * t->size,
-                      n * rows[c].count);
+        unsigned char *host = columns + (c * all.count + rows[c].offset - all.offset) * t->size;
+        move_elements(t, column + rows[c].offset, host, n * rows[c].count);
     }
-    if (!t->writer) { transpose_range(columns, elements, false, rows, range.offset, s, local, t->size); }
+    if (!t->writer) { transpose_range(columns, elements, false, rows, all, range.offset, s, local, t->size); }
     free(columns);
     free(rows);
 }
