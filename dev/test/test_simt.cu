@@ -8,6 +8,7 @@ the runtime.
 #include <signal.h>
 #include "device_array.h"
 #include "llmc/common/device.cuh"
+#include "llmc/common/rng.h"
 #include <set>
 #include <string>
 
