@@ -191,8 +191,8 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
     bool writes = a->run_dir && world->rank == 0;
     if (writes) { make_run_dir(a->run_dir); }
     if (writes && *lock < 0) { *lock = lock_run_dir(a->run_dir); }
-    bool writes = saves_checkpoints(a) || a->resume || a->profile > 0;
-    if (a->run_dir && writes) { check_shared_folder(a->run_dir, world); }
+    bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
+    if (shared) { check_shared_folder(a->run_dir, world); }
     if (!writes) { return; }
     if (planned_steps > 0) {
         print_changed_flags(a);
