@@ -190,12 +190,12 @@ static real grad_norm(GPT2 *m) {
 
 // parameters and moments of models that store both in `real`
 static const real *weights(const GPT2 *m) {
-    const OptimizerState *o = &m->optimizer;
+    const OptimizerState *o = &m->tensors.optimizer;
     return (const real *)on_host(m, o->master ? (const void *)o->master : (const void *)o->params);
 }
-static const real *first_moment(const GPT2 *m) { return (const real *)on_host(m, m->optimizer.m); }
-static const real *second_moment(const GPT2 *m) { return (const real *)on_host(m, m->optimizer.v); }
-static const floatX *params_of(const GPT2 *m) { return (const floatX *)on_host(m, m->optimizer.params); }
+static const real *first_moment(const GPT2 *m) { return (const real *)on_host(m, m->tensors.optimizer.m); }
+static const real *second_moment(const GPT2 *m) { return (const real *)on_host(m, m->tensors.optimizer.v); }
+static const floatX *params_of(const GPT2 *m) { return (const floatX *)on_host(m, m->tensors.optimizer.params); }
 static const UpdateRange *ranges_of(const GPT2 *m) { return (const UpdateRange *)on_host(m, m->tensors.update_ranges); }
 
 // Compares the state that a checkpoint saves, bit for bit.
@@ -1486,7 +1486,7 @@ TEST(test_optimizer_flags) {
 // Every logit becomes NaN.
 static void break_weights(GPT2 *m) {
     floatX nan = to_floatX((real)NAN);
-    m->device->upload(m->optimizer.params + param_offset(&m->layout, LNFW, 0), &nan, sizeof nan);
+    m->device->upload(m->tensors.optimizer.params + param_offset(&m->layout, LNFW, 0), &nan, sizeof nan);
 }
 
 #ifdef SIMT  // only the emulator counts waits and copies, and has a faulty driver

@@ -112,7 +112,6 @@ typedef struct {
     TensorParallel tp;
     Zero zero;
     // ---- optimizer
-    OptimizerState optimizer;  // params: the shard at -z 3; the rest: the shard from -z 1 on
     Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     ActivationOffload offload;
@@ -191,7 +190,6 @@ static void open_state(GPT2 *m) {
     t->optimizer.moments = t->slots.moments = m->options.moments;
     t->grads.dtype = m->options.gradients;
     t->stored_grads.dtype = t->reduced_chunks.dtype = t->slot_grads.dtype = stored_gradients(&m->options);
-    m->optimizer = t->optimizer;
     m->loss = t->results;
     m->norm_squared = t->results + 1;
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, m->device, &m->exec);
@@ -281,7 +279,7 @@ static void gpt2_free(GPT2 *m) {
 // ---- weights
 
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world, NULL};
+    ModelState state = {&m->config, m->device, m->tensors.optimizer, m->options.sharding, m->groups.world, NULL};
     return state;
 }
 

@@ -228,7 +228,7 @@ static bool same_elements(const void *a, const void *b, size_t a_offset, size_t 
 
 // This rank's shard has the same bits in both models: parameters and optimizer state.
 static void check_same_bits(const GPT2 *m, const GPT2 *first) {
-    const OptimizerState *a = &m->optimizer, *b = &first->optimizer;
+    const OptimizerState *a = &m->tensors.optimizer, *b = &first->tensors.optimizer;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t used = param_count(&m->layout, p), size = dtype_size(a->moments);
@@ -253,8 +253,8 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
 // a hash of the state that is equal on all ranks of the tensor-parallel group, or of the data-parallel group
 static uint64_t hash_replica(GPT2 *m, bool tensor_parallel) {
     replicas_wait(&m->zero, m->groups.world);
-    return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->optimizer)
-                           : hash_data_parallel(&m->zero, &m->optimizer);
+    return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->tensors.optimizer)
+                           : hash_data_parallel(&m->zero, &m->tensors.optimizer);
 }
 
 // All ranks of a group compute with the same parameters.
@@ -433,9 +433,9 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
         size_t offset = param_offset(&m->layout, id, layer);
         for (size_t i = 0; i < count; i++) {
             if (is_used[i]) { continue; }
-            double value = (double)to_real(m->optimizer.params[offset + i]);
+            double value = (double)to_real(m->tensors.optimizer.params[offset + i]);
             CHECK(value == 0, "padding element %zu of %s is %g, expected 0", i, param_specs[id].name, value);
-            CHECK(state_is_zero(&m->optimizer, offset + i), "padding element %zu of %s has optimizer state", i,
+            CHECK(state_is_zero(&m->tensors.optimizer, offset + i), "padding element %zu of %s has optimizer state", i,
                   param_specs[id].name);
             padding++;
         }
@@ -513,7 +513,7 @@ static uint64_t hash_updates(GPT2 *m) {
 
 static uint64_t hash_state(uint64_t hash, const GPT2 *m) {
     size_t count = m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard;
-    return hash_optimizer(hash, &m->optimizer, m->device, 0, count);
+    return hash_optimizer(hash, &m->tensors.optimizer, m->device, 0, count);
 }
 
 // hash_updates, and all state of this rank
@@ -945,7 +945,7 @@ static int run_wrong(const char *command, char **arguments, int argc, char **arg
     run_open(&run, &args, host);
     GPT2 *m = &run.model;
     Ops faulty = *m->ops;
-    if (weight && is_wrong) { m->optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
+    if (weight && is_wrong) { m->tensors.optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
     if (!replicas && !weight) {
         const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
         *fault() = f;
@@ -961,7 +961,7 @@ static int run_wrong(const char *command, char **arguments, int argc, char **arg
         }
         if (weight) { break; }
         if (replicas && run.step == 2 && is_wrong) {
-            floatX *param = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
+            floatX *param = m->tensors.optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
             *param = to_floatX(to_real(*param) * (real)1.01);
         }
         check_replicas_agree(m);
