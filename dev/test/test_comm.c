@@ -409,11 +409,16 @@ static void check_memory(const char *memory, const void *expected, size_t bytes,
     for (int r = 0; r < b->comm->size; r++) { CHECK(hashes[r] == hash, "%s: rank %d has other bits", call, r); }
 }
 
-// expected: bytes that all ranks send together. In a broadcast they send different numbers.
 static void check_sent(uint64_t before, uint64_t expected, const char *call, const Bench *b) {
+    uint64_t sent = b->comm->sent_bytes - before;
+    CHECK(sent == expected, "%s sent %lu bytes, expected %lu", call, (unsigned long)sent, (unsigned long)expected);
+}
+
+// In a broadcast tree ranks send different numbers of bytes; their sum is one buffer per receiving rank.
+static void check_all_sent(uint64_t before, uint64_t expected, const Bench *b) {
     long long sent = 0, mine = (long long)(b->comm->sent_bytes - before);
     for (int r = 0; r < b->comm->size; r++) { sent += comm_max(r == b->comm->rank ? mine : -1, b->comm); }
-    CHECK(sent == (long long)expected, "%s: the ranks sent %lld bytes, expected %lu", call, sent,
+    CHECK(sent == (long long)expected, "broadcast: the ranks sent %lld bytes, expected %lu", sent,
           (unsigned long)expected);
 }
 
@@ -425,7 +430,7 @@ static void check_all_reduce(size_t count, DType dtype, Bench *b) {
     delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_wait(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
-    check_sent(before, 2 * (uint64_t)(b->comm->size - 1) * bytes, "all_reduce", b);
+    check_sent(before, all_reduce_bytes(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
     check_memory(b->out, b->sum, bytes, true, "all_reduce", dtype, b);
 }
 
@@ -439,7 +444,7 @@ static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench
     delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_reduce_scatter(in_place ? b->in + own : b->out, b->in, chunk, dtype, b->comm, NULL);
-    check_sent(before, (uint64_t)size * (uint64_t)(size - 1) * bytes, "reduce_scatter", b);
+    check_sent(before, all_gather_bytes(chunk, dtype, size), "reduce_scatter", b);
     if (in_place) {
         memcpy(b->input + own, b->sum, bytes);
     } else {
@@ -458,7 +463,7 @@ static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b)
     delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_all_gather(b->out, own, chunk, dtype, b->comm, NULL);
-    check_sent(before, (uint64_t)size * (uint64_t)(size - 1) * bytes, "all_gather", b);
+    check_sent(before, all_gather_bytes(chunk, dtype, size), "all_gather", b);
     check_memory(b->out, b->sum, (size_t)size * bytes, true, "all_gather", dtype, b);
 }
 
@@ -469,7 +474,7 @@ static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
     delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_broadcast(b->out, count, dtype, root, b->comm, NULL);
-    check_sent(before, (uint64_t)(b->comm->size - 1) * bytes, "broadcast", b);
+    check_all_sent(before, (uint64_t)(b->comm->size - 1) * bytes, b);
     check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
 }
 
