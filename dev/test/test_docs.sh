@@ -44,7 +44,6 @@ report "doc/flags.md describes the flags of --help, in their order" "$(
     diff <(sed -nE 's/^  (-[a-z]+| +) +--([a-z0-9-]+).*/\2/p' "$folder/help") \
         <(sed -nE 's/^\*\*(`-[a-z]+`, )?`--([a-z0-9-]+).*/\2/p' doc/flags.md)
 )"
-report "no line of --help is wider than 100 columns" "$(awk 'length > 100' "$folder/help")"
 
 # ---- one command
 
