@@ -574,7 +574,7 @@ TEST(test_order_of_sums) {
                  {"three micro-batches, chunks of 7 rows", 1, 7, all, again},
                  {"one thread", GOLDEN_B, GOLDEN_ROWS, 1, tolerance->order},
                  {"two threads", GOLDEN_B, GOLDEN_ROWS, 2, tolerance->order}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         check_same((const Golden *)*state, cases[i].name, cases[i].B, cases[i].classifier_rows, cases[i].threads,
                    cases[i].limit);
     }
@@ -1016,7 +1016,7 @@ static int list_pointers(const void **list, const GPT2 *m) {
     const void *tensors[sizeof m->tensors / sizeof(void *)] = {NULL};
     int count = 0;
     arena_bind(m->arena, &m->plan, tensors);
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+    for (size_t i = 0; i < LEN(tensors); i++) {
         if (tensors[i]) { list[count++] = tensors[i]; }
     }
     return count;

@@ -35,6 +35,7 @@ Share     The larger of two times over the measured one: bytes moved (ops.h) at 
 #ifdef HAVE_CUDA
 #include "roofline.h"
 #endif
+
 enum { WARM_UP = 3, MIN_RUNS = 20, MAX_RUNS = 50 };
 static const double ENOUGH_SECONDS = 0.3;
 

@@ -679,6 +679,7 @@ template <class Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *at
     attributes->ptxVersion = simt::settings().capability;
     return cudaSuccess;
 }
+
 // ---- memory
 
 template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {

@@ -5,8 +5,6 @@ Learning merges: against a plain version that counts every pair anew for each me
 #include "llmc/common/rng.h"
 #include "llmc/data/bpe_trainer.h"
 #include "llmc/data/tokenizer_files.h"
-#include <signal.h>
-#include <sys/resource.h>
 
 enum { MAX_TEXT = 4000, MAX_TOKENS = 320 };
 

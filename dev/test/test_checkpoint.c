@@ -13,7 +13,6 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
 #include "dev/test/block_load.h"
 #include <omp.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
 
 enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65 };

@@ -28,8 +28,7 @@ static void put(FILE *file, const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-static void test_create(void **state) {
-    (void)state;
+TEST(test_create) {
     const char *victim = write_file("victim", "precious", 8), *path = temp_path("created");
     mode_t before = umask(0);
     put(create_file(path), "one");
@@ -49,8 +48,7 @@ static void test_create(void **state) {
     rmdir(path);
 }
 
-static void test_remove_folder(void **state) {
-    (void)state;
+TEST(test_remove_folder) {
     char link[256], inside[PATH_LENGTH], folder[256];
     snprintf(folder, sizeof folder, "%s", temp_path("folder"));
     snprintf(link, sizeof link, "%s", temp_path("link"));
@@ -85,8 +83,7 @@ static bool is_used(void) {
     return status == 0;
 }
 
-static void test_cache(void **state) {
-    (void)state;
+TEST(test_cache) {
     char home[256], path[PATH_LENGTH];
     snprintf(home, sizeof home, "%s", temp_path("home"));
     assert_int_equal(mkdir(home, 0700), 0);
@@ -111,8 +108,7 @@ static void test_cache(void **state) {
 }
 
 // The last whole line of a key counts; anything else in the file is ignored.
-static void test_cache_entries(void **state) {
-    (void)state;
+TEST(test_cache_entries) {
     const char *path = temp_path("entries");
     char value[8] = "none";
     assert_false(cache_find(path, "a GPU\tkey", value, sizeof value));
@@ -129,8 +125,7 @@ static void test_cache_entries(void **state) {
     assert_int_equal(cache_add("", "key", "value"), ENOENT);
 }
 
-static void test_hex(void **state) {
-    (void)state;
+TEST(test_hex) {
     int number = 0;
     unsigned char bytes[2] = {0, 0};
     const char *const wrong[] = {"", "0aff", "x\t0aff", "3\t0af", "3\t0aff0", "3\t0aFF", "3\t0a\tff"};
@@ -138,15 +133,7 @@ static void test_hex(void **state) {
     assert_int_equal(number, 3);
     assert_int_equal(bytes[0], 10);
     assert_int_equal(bytes[1], 255);
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        assert_false(parse_number_and_hex(wrong[i], &number, bytes, 2));
-    }
+    for (size_t i = 0; i < LEN(wrong); i++) { assert_false(parse_number_and_hex(wrong[i], &number, bytes, 2)); }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create),        cmocka_unit_test(test_remove_folder), cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_cache_entries), cmocka_unit_test(test_hex),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests("create_file"); }

@@ -84,7 +84,7 @@ static void check_text(int length, int B, int T, bool in_parts) {
 TEST(test_windows) {
     for (int T = 1; T <= 36; T += T < 4 ? 1 : 8) {
         const int lengths[] = {1, T, T + 1, 2 * T, 2 * T + 1, 5 * T + T / 2};
-        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t i = 0; i < LEN(lengths); i++) {
             check_text(lengths[i], 1 + (int)i % 3, T, i % 2 == 0);
             check_text(lengths[i], 2, T, true);
         }

@@ -1,8 +1,6 @@
 // gguf.h: the bytes of a small file, and failed writes.
 #include "testing.h"
 #include "llmc/checkpoint/gguf.h"
-#include <signal.h>
-#include <sys/resource.h>
 
 // a whole file
 typedef struct {

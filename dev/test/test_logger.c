@@ -5,8 +5,6 @@ full disk: no line is lost, and the file never holds half a line.
 #include "testing.h"
 #include "llmc/run/logger.h"
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *skipped) {
     StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 0, 4321, 0, skipped, ""};
@@ -333,7 +331,4 @@ TEST(test_stops_with_lines_left) {
     assert_stops(EXIT_RUN_FAILED, "the lines are lost", close_full, (void *)temp_path("left"));
 }
 
-int main(void) {
-    signal(SIGXFSZ, SIG_IGN);
-    return run_all_tests("logger");
-}
+int main(void) { return run_all_tests("logger"); }

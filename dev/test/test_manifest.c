@@ -1,7 +1,6 @@
 /* manifest.json: no byte of a file in it can change unnoticed, nor can a name lead out of the folder. */
 #include "dev/test/testing.h"
 #include "llmc/checkpoint/manifest.h"
-#include <sys/resource.h>
 
 static const char *const names[] = {"large.bin", "a.txt", "b.bin", "empty"};
 enum { NUM_NAMES = 4, LARGE = 9 << 20 };  // LARGE: three parts of file_sum

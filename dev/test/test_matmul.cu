@@ -280,16 +280,9 @@ static int check_leaks(void **state) {
     return 0;
 }
 
-static std::string contents(const char *path) {
-    std::string text;
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    for (int c; (c = fgetc(file)) != EOF;) { text += (char)c; }
-    fclose(file);
-    return text;
-}
+static std::string contents(const char *path) { return read_file(path, nullptr); }
 
-// what `work` writes to stderr
+// Runs `work` and returns the text that it writes to stderr.
 template <class Work> static std::string stderr_of(Work work) {
     const char *path = temp_path("stderr");
     fflush(stderr);
@@ -1188,7 +1181,6 @@ TEST(test_names_of_kernels) {
     assert_int_equal(strlen(said), RECORDED_LENGTH - 1);
 }
 
-#undef TEST  // a row of the list below, instead of testing.h's
 int main(void) {
     for (CMUnitTest &test : test_list()->tests) { test.setup_func = reset_device, test.teardown_func = check_leaks; }
     return run_all_tests("matmul");

@@ -255,10 +255,13 @@ static void write_index_with(const char *folder, const cJSON *index, const char 
     cJSON_Delete(copy);
 }
 
+// an entry of a JSON object with another value, and words of the error
+typedef struct {
+    const char *key, *value, *says;
+} BadEntry;
+
 TEST(test_bad_index) {
-    static const struct {
-        const char *key, *value, *says;
-    } cases[] = {
+    static const BadEntry cases[] = {
         {"h.1.ln_2.bias", "\"model-00004-of-00003.safetensors\"", "could not be opened: No such file"},
         {"h.1.ln_2.bias", "\"\"", "has '' for tensor h.1.ln_2.bias, expected a file in the folder of the index"},
         {"h.1.ln_2.bias", "\"../stolen.safetensors\"", "expected a file in the folder of the index"},
@@ -383,9 +386,7 @@ TEST(test_configs) {
         {"activation_function", "\"gelu_accurate\""},
         {"activation_function", "\"gelu_python_tanh\""},
     };
-    static const struct {
-        const char *key, *value, *says;
-    } bad[] = {
+    static const BadEntry bad[] = {
         {"n_layer", "1", "has more layers than the 1"},
         {"n_layer", "3", "has no tensor h.2.ln_1.weight"},
         {"n_layer", "16777216", "has no tensor h.2.ln_1.weight"},

@@ -98,7 +98,7 @@ TEST(test_bytes_per_parameter) {
                  {MASTER_NONE, DT_BF16, DT_BF16, 8},
                  {MASTER_SPLIT, DT_U8, DT_BF16, 8 + 8.0 / 128},
                  {MASTER_SPLIT, DT_BF16, DT_F32, 12}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < LEN(cases); i++) {
         ModelOptions p = training(4, 1, 1);
         p.master = cases[i].master;
         p.moments = cases[i].moments;
@@ -130,7 +130,7 @@ TEST(test_bytes_per_parameter_of_shards) {
 static bool is_whole(const char *name) {
     const char *const whole[] = {"tokens",       "targets",        "losses",   "statistics",        "results",
                                  "norm_scratch", "hidden_scratch", "partials", "gathered_gradient", "matmul_workspace"};
-    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+    for (size_t i = 0; i < LEN(whole); i++) {
         if (strcmp(name, whole[i]) == 0) { return true; }
     }
     return false;
@@ -340,7 +340,7 @@ TEST(test_fit_keeps_given_flags) {
     assert_string_equal(text, "--offload 4");
     const char *const lines[] = {"the given flags", "--offload 1", "--offload 2", "--offload 3"};
     rewind(out);
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    for (size_t i = 0; i < LEN(lines); i++) {
         char line[128];
         double gib;
         int length = 0;
@@ -457,7 +457,7 @@ TEST(test_gelu_is_fused_by_capability) {
         int capability;
         bool fuses;
     } rows[] = {{80, false}, {86, false}, {89, false}, {90, true}, {100, true}, {103, true}, {120, false}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < LEN(rows); i++) {
         char line[FLAG_TEXT];
         set_device(rows[i].capability, (size_t)200 << 30);
         assert_int_equal(chosen(args_of(16), &gpt2_1558m, line).fuse_gelu, rows[i].fuses);

@@ -5,7 +5,6 @@ completions of cp.async. The second group covers the emulator alone: the race ch
 the runtime.
 */
 #include "testing.h"
-#include <signal.h>
 #include "device_array.h"
 #include "llmc/common/device.cuh"
 #include "llmc/common/rng.h"
@@ -576,7 +575,7 @@ TEST(test_copy_in_flight_is_poisoned) {
 
 // ---- the race check: each case with and without the barrier, wait or write that prevents the race
 
-// what the cases use, for thread i of 64: an array of 64 numbers, which all threads have written
+// Thread i of 64, and an array x of 64 numbers. Unless `correct`, barriers and waits do nothing.
 struct Racer {
     SharedPtr<float> x;
     float *global;
@@ -591,7 +590,7 @@ struct Racer {
     void add() { atomicAdd(&x[0], 1.0f); }
 };
 
-enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, READ_UNWRITTEN };
+enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, READ_UNWRITTEN };  // rows of races
 static const struct {
     const char *name;
     void (*run)(Racer &t);
@@ -681,7 +680,7 @@ static void assert_aborts(const char *words, const char *more_words, void (*func
     }
 }
 
-// what the mistakes use. base: the address of x, 512 bytes of dynamic shared memory; small has 8 elements
+// A thread of a kernel with a mistake. x is dynamic shared memory, 512 bytes at address `base`; small has 8 elements.
 struct Scene {
     SharedPtr<float> x, small;
     uint32_t base;

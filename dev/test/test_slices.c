@@ -10,7 +10,7 @@ static const GPT2Config configs[] = {
     {5, 300, 384, 2, 3, 12},    {4, 130, 256, 2, 5, 15}, {3, 257, 384, 3, 12, 24},
     {2, 1000, 1024, 2, 25, 50}, {7, 5, 128, 1, 1, 7},    {3, 1100, 1152, 2, 16, 32},
 };
-enum { NUM_CONFIGS = sizeof configs / sizeof configs[0] };
+enum { NUM_CONFIGS = LEN(configs) };
 
 typedef void TensorCheck(ParamId id, const GPT2Config *c, int t);
 
