@@ -187,7 +187,7 @@ static Scratch scratch_create(GPT2 *m, const char *name, floatX *memory) {
 // The arena has set the pointers of the state; this sets the types.
 static void open_state(GPT2 *m) {
     GPT2Tensors *t = &m->tensors;
-    t->optimizer.moments = t->slots.moments = m->options.moments;
+    t->optimizer.moments = t->optimizer_slots.moments = m->options.moments;
     t->grads.dtype = m->options.gradients;
     t->stored_grads.dtype = t->reduced_chunks.dtype = t->slot_grads.dtype = stored_gradients(&m->options);
     m->loss = t->results;
@@ -198,7 +198,7 @@ static void open_state(GPT2 *m) {
     m->zero.grads = t->grads;
     m->zero.stored_grads = t->stored_grads.at ? t->stored_grads : t->grads;
     m->zero.reduced_chunks = t->reduced_chunks;
-    update_open(&m->update, &m->zero, &t->optimizer, &t->slots, t->slot_grads, t->update_ranges);
+    update_open(&m->update, &m->zero, &t->optimizer, &t->optimizer_slots, t->slot_grads, t->update_ranges);
 }
 
 static void open_backend(GPT2 *m) {

@@ -20,6 +20,5 @@ static const Ops cuda_ops = {OPS(CUDA_OP)};
 
 // ---- scratch, for backend.h
 
-enum {
-    CUDA_MATMUL_WORKSPACE = 64 << 20
-};  // minimum, in bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh
+// minimum, in bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh
+enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };

@@ -479,7 +479,7 @@ static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, co
     return false;
 }
 
-// this rank's choice: from the cache, else by timing, which adds to the cache. FallbackKernels know neither.
+// this rank's choice: from the cache, else by timing, which adds to the cache. Fallback kernels use neither.
 static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     LtAlgorithm alg = {};
     alg.key = p->key;

@@ -61,7 +61,7 @@ struct CudaMatmuls {
     void *broadcast_context;
     bool is_root;   // rank 0
     bool autotune;  // false: TRAIN_GPT2_AUTOTUNE=0
-    int fallback;   // of FallbackKernels: level[FALLBACK_MATMUL]
+    int fallback;   // FallbackKernels.level[FALLBACK_MATMUL]
 };
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };

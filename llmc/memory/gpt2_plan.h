@@ -60,7 +60,7 @@ static inline void options_set_offload(ModelOptions *o, int stage) {
 }
 
 // Pointers to the tensors of a model; NULL where the options need no such tensor. Shapes are in elements: t is tp_size,
-// A the channels of this rank's heads, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
+// A is attn_dim of this rank, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
 typedef struct {
     // ---- state
     // AdamW's state (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on. Its params are
@@ -74,7 +74,7 @@ typedef struct {
     Gradient reduced_chunks;              // -z 2 and 3 with --offload 2: buffers of this rank's chunks of buckets
     void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
     UpdateRange *update_ranges;           // (num_update_ranges)
-    floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
+    floatX *decode_keys, *decode_values;  // (L,decode_positions,A)
     floatX *block_inputs;                 // --offload 4: (inputs,R/t,C) in host memory
     // ---- saved
     int *tokens, *targets;               // (B,T)
@@ -89,7 +89,7 @@ typedef struct {
     floatX *gathered_gradient;  // -tp: (R,C) dresidual of all ranks
     real *statistics;           // -tp: (t,rows of a logits chunk,3)
     // --offload: two slots of each array of the optimizer state in host memory (update.h)
-    OptimizerState slots;
+    OptimizerState optimizer_slots;
     Gradient slot_grads;
     real *results;                      // (2): loss, and the squared norm of the gradients
     void *partials, *matmul_workspace;  // of the backend (backend.h)
@@ -137,37 +137,35 @@ static inline int num_block_inputs(const ModelOptions *o, int L) {
 // one tensor: PLAN_ADD(member of GPT2Tensors, lifetime, type, dimensions...)
 #define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
-// one array of AdamW's state with `count` elements: of a rank (slots false), or two slots of update.h
+// one array of AdamW's state with `count` elements: of this rank (slots false), or two slots of update.h
 static inline void plan_array(Plan *plan, bool slots, size_t member, const char *name, Lifetime lifetime, DType dtype,
                               size_t count) {
     const size_t dims[] = {2, count};
-    size_t in_struct = slots ? offsetof(GPT2Tensors, slots) : offsetof(GPT2Tensors, optimizer);
+    size_t in_struct = slots ? offsetof(GPT2Tensors, optimizer_slots) : offsetof(GPT2Tensors, optimizer);
     plan_add(plan, in_struct + member, name, lifetime, dtype, slots ? 2 : 1, slots ? dims : dims + 1);
 }
-#define PLAN_ARRAY(member, dtype, count)                                                                               \
-    plan_array(plan, slots, offsetof(OptimizerState, member), slots ? "slot_" #member : #member, lifetime, dtype, count)
+#define PLAN_ARRAY(slots, member, ...)                                                                                 \
+    plan_array(plan, slots, offsetof(OptimizerState, member), (slots) ? "slot_" #member : #member, __VA_ARGS__)
 
 // masters and moments
 static inline void plan_optimizer(Plan *plan, bool slots, size_t count, const ModelOptions *o, Lifetime lifetime) {
     bool rounded = DT_FLOATX == DT_BF16;
-    if (rounded && o->master == MASTER_FP32) { PLAN_ARRAY(master, DT_REAL, count); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ARRAY(remainder, DT_I16, count); }
-    PLAN_ARRAY(m, o->moments, count);
-    PLAN_ARRAY(v, o->moments, count);
+    if (rounded && o->master == MASTER_FP32) { PLAN_ARRAY(slots, master, lifetime, DT_REAL, count); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ARRAY(slots, remainder, lifetime, DT_I16, count); }
+    PLAN_ARRAY(slots, m, lifetime, o->moments, count);
+    PLAN_ARRAY(slots, v, lifetime, o->moments, count);
     if (o->moments == DT_U8) {
-        PLAN_ARRAY(m_scales, DT_F32, moment_blocks(count));
-        PLAN_ARRAY(v_scales, DT_F32, moment_blocks(count));
+        PLAN_ARRAY(slots, m_scales, lifetime, DT_F32, moment_blocks(count));
+        PLAN_ARRAY(slots, v_scales, lifetime, DT_F32, moment_blocks(count));
     }
 }
 
 // --offload: the slots of update.h, two of each array in host memory
 static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
-    const bool slots = true;
-    const Lifetime lifetime = SCRATCH;
     size_t n = update_bucket_elements(layout);
-    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(params, DT_FLOATX, n); }
+    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(true, params, SCRATCH, DT_FLOATX, n); }
     if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
-    plan_optimizer(plan, slots, n, o, lifetime);
+    plan_optimizer(plan, true, n, o, SCRATCH);
 }
 
 static inline void plan_gradients(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
@@ -187,8 +185,7 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     LocalShape shape = options_local_shape(c, o);
     const Sharding *s = &layout.sharding;
     size_t total = layout.total, shard = layout.shard;
-    plan_array(plan, false, offsetof(OptimizerState, params), "params", s->offload >= OFFLOAD_PARAMS ? HOST : STATE,
-               DT_FLOATX, shards_params(s) ? shard : total);
+    PLAN_ARRAY(false, params, s->offload >= OFFLOAD_PARAMS ? HOST : STATE, DT_FLOATX, shards_params(s) ? shard : total);
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);

@@ -144,16 +144,12 @@ static inline Gradient zero_reduced_chunk(const Zero *z, int bucket) {
 
 // ---- device_poison between two uses of a buffer
 
-static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
-    device_poison(z->device, memory, bytes, z->ex);
-}
-
 // The gaps between tensors are not poisoned: they are reduced with the tensors, and the norm reads them.
 static inline void zero_poison_grads(const Zero *z, int bucket) {
     int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
     for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
         Gradient tensor = zero_grad(z, (ParamId)id, layer);
-        zero_poison(z, tensor.at, param_count(&z->layout, (ParamId)id) * dtype_size(tensor.dtype));
+        device_poison(z->device, tensor.at, param_count(&z->layout, (ParamId)id) * dtype_size(tensor.dtype), z->ex);
     }
 }
 
@@ -162,7 +158,7 @@ static inline void zero_empty_buffers(Zero *z) {
     z->buffered[0] = z->buffered[1] = 0;
     if (!buffers_params(&z->layout.sharding)) { return; }
     size_t first = bucket_buffer(&z->layout, 1), end = bucket_buffer(&z->layout, num_buckets(&z->layout) - 1);
-    zero_poison(z, zero_params(z, 1), (end - first) * sizeof(floatX));
+    device_poison(z->device, zero_params(z, 1), (end - first) * sizeof(floatX), z->ex);
 }
 
 // ---- parameters
@@ -184,7 +180,7 @@ static inline void zero_gather(Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
     floatX *params = zero_params(z, bucket);
     const floatX *own = zero_owned_params(z, bucket);
-    if (buffers_params(&z->layout.sharding)) { zero_poison(z, params, b.size * sizeof(floatX)); }
+    if (buffers_params(&z->layout.sharding)) { device_poison(z->device, params, b.size * sizeof(floatX), z->ex); }
     if (zero_offload(z) >= OFFLOAD_PARAMS) {
         zero_upload(z, bucket);
         own = params + b.owned_offset - b.offset;

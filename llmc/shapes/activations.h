@@ -29,13 +29,13 @@ typedef enum {
     LN1_MEAN,
     LN1_RSTD,
     QKV,
-    ATTY,
+    ATTY,  // attention's output
     LSE,
     RESIDUAL2,  // after attention
     LN2,
     LN2_MEAN,
     LN2_RSTD,
-    FCH,
+    FCH,  // the MLP's up-projection, before GELU
     FCH_GELU,
     RESIDUAL3,  // after the MLP: the block's output
     LNF_MEAN,
@@ -162,11 +162,11 @@ static inline int num_saved(const Recompute *r, ActivationId id, int layers) {
     return saved;
 }
 
-// --offload 4 keeps the saved inputs of blocks on the host, numbered from 0. The input of block l; -1: the embeddings,
-// which stay on the GPU
+// Index of block l's input among the saved inputs, which --offload 4 keeps on the host. -1: the embeddings, which stay
+// on the device.
 static inline int input_of_block(const Recompute *r, int l) { return num_saved(r, RESIDUAL3, l) - 1; }
 
-// the input that block l writes for the next block; -1: its output is not saved
+// index of block l's output, the next block's input; -1: it is not saved
 static inline int output_of_block(const Recompute *r, int l) {
     return activation_is_saved(r, RESIDUAL3, l) ? input_of_block(r, l + 1) : -1;
 }

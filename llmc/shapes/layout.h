@@ -18,9 +18,8 @@ Owned       Owned elements are this rank's shard. Updated elements are the owned
             A rank stores the optimizer state of the updated elements.
 Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
             SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, for AdamW.
-Follow it   plan gpt2_plan; initial values gpt2_init; pointer param and zero_params (train_gpt2.cu, zero.h); all-gather
-            zero_gather; wait zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file
-            families_write
+Follow it   plan gpt2_plan; initial values gpt2_init; pointer zero_param (zero.h); all-gather zero_gather; wait
+            zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file families_save
 
 One element at its five addresses: d12 on 4 ranks with -tp 2 and -z 3, so 2 slices of 2 shards each. The element is row
 1221, column 10 of layer 3's QKVW. Rows 768..1535 are K, with 64 rows a head: 1221 = 768 + 7 * 64 + 5, so the element

@@ -22,7 +22,7 @@ static inline size_t update_bucket_elements(const ParamLayout *layout) {
 typedef struct {
     int param_bucket;             // holds the elements from stage 1 on
     size_t offset, count;         // elements of the flat buffer at stage 0, of param_bucket's owned chunk at 1 to 3
-    int first_range, num_ranges;  // of the update's ranges
+    int first_range, num_ranges;  // in the array that set_update_ranges fills
 } UpdateBucket;
 
 // Cuts the updated elements into buckets. buckets: NULL, or room for them. Returns their number.
@@ -66,8 +66,8 @@ static inline int update_ranges_within(UpdateRange *ranges, const ParamLayout *l
     return count;
 }
 
-// Writes the ranges of all update buckets to `ranges`, (num_update_ranges), and to each bucket which are its own.
-// Returns the number of ranges.
+// Writes the update ranges of all buckets to `ranges`, (num_update_ranges), and sets each bucket's first_range and
+// num_ranges. Returns the number of ranges.
 static inline int set_update_ranges(UpdateRange *ranges, UpdateBucket *buckets, const ParamLayout *layout) {
     bool whole = layout->sharding.stage == 0;
     int count = 0, num = update_buckets(NULL, layout);
