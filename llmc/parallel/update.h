@@ -46,7 +46,7 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
 
 static inline void update_close(Update *u) { free(u->buckets); }
 
-// the arguments of adamw_update for an update bucket: its first element in each array, its elements and its ranges
+// the arguments of adamw_update for an update bucket: its first element in each array, its ranges, its size
 typedef struct {
     OptimizerState state;
     Gradient grads;

@@ -219,7 +219,7 @@ static inline void zero_bucket_params_wait(Zero *z, int bucket) {
 }
 
 // Work enqueued from now on may read the bucket's parameters. In buffers they stay valid until the next bucket with the
-// same buffer. `next`: the bucket read after this one; a layer that has another buffer is prefetched.
+// same buffer. `next`: the bucket read after this one, or NO_BUCKET; a layer that has another buffer is prefetched.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
     z->ex->layer = bucket_kind(&z->layout, bucket) == LAYER_BUCKET ? bucket - 1 : NO_LAYER;
     zero_gather_changed(z);

@@ -62,7 +62,7 @@ static inline bool shards_params(const Sharding *s) {
     return s->stage >= 3 || (s->stage >= 1 && s->offload >= OFFLOAD_PARAMS);
 }
 
-// whether operations use them in buffers that the buckets share
+// True if operations find gradients, or parameters, in buffers that the buckets share.
 static inline bool buffers_gradients(const Sharding *s) { return s->stage >= 2 || s->offload >= OFFLOAD_GRADIENTS; }
 static inline bool buffers_params(const Sharding *s) { return s->stage >= 3 || s->offload >= OFFLOAD_PARAMS; }
 
