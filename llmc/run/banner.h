@@ -224,8 +224,9 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (!a->generate) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     bool json = strcmp(a->plan, "json") == 0;
-    print_offload_note(json ? stderr : stdout, a, backend);
-    ModelOptions options = planned_options(json ? stderr : stdout, a, c, backend, host);
+    FILE *notes = json ? stderr : stdout;
+    print_offload_note(notes, a, backend);
+    ModelOptions options = planned_options(notes, a, c, backend, host);
     if (!a->generate) { check_rows(a); }
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;
     if (json) {

@@ -31,11 +31,11 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 typedef struct {
     TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
     bool by_default;                           // -i was not given: llm.c's default files
-    bool default_model;                        // nor was -e: llm.c's default file
+    bool default_model;                        // -i and -e were not given: llm.c's default model
     char fingerprint[17];  // hash of train_files' contents and the tokenizer of examples; independent of paths
     cJSON *shards;         // shard_list of train_files; NULL without -o
     cJSON *val_shards;     // shard_list of val_files; NULL without -o or -j
-    bool has_examples;     // -i names .jsonl files: the next two lines are used, and files only for the fingerprint
+    bool has_examples;  // -i names .jsonl files: the loaders read train_rows and val_rows; files gives the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;

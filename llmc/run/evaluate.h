@@ -34,7 +34,7 @@ typedef struct {
     int B, T;  // a micro-batch has at most B*T positions, and sequences of at most T
     int vocab_size;
     // The mean loss of the rows of a micro-batch (B,T). losses (B,T): NULL, or the loss at each position, on the host.
-    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences documents,
+    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                  real *losses);
     double (*sum)(void *model, double x);  // over the data-parallel ranks, in fp32
 } EvalModel;

@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, print_offload_note, Rung, ladder, Fit,
-         climb, can_fuse_gelu, choose_options, choose_what_fits, check_room, check_memory, note_pinning
+defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, print_offload_note, ladder, Fit, climb,
+         choose_options, choose_what_fits, check_room, check_memory, note_pinning
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -132,6 +132,7 @@ static const Rung ladder[] = {
     {ARG(offload), 3, "--offload 3"},  // copies weights for each forward and backward
     {ARG(offload), 4, "--offload 4"},  // copies block inputs for each micro-batch
 };
+// the levels of -r are the rungs [FIRST_LEVEL, END_OF_LEVELS)
 enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
 
 // flags, and the memory of their plan
@@ -156,7 +157,7 @@ static inline bool is_past_rung(const TrainArgs *a, int rung) {
     return false;
 }
 
-// the flags of *a that differ from *given, for example "-r 2 -om 8bit"
+// the flags of *a that differ from *given, for example "-r 2 -om 8bit"; "the given flags" if none does
 static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const TrainArgs *given) {
     text[0] = 0;
     for (int i = 0; i < NUM_RUNGS; i++) {

@@ -1,8 +1,8 @@
 /*
 The trainer's flags: one table drives parsing, --help, the banner and config.json. Defaults, the table, checks of
 several flags together, and reading flags from the command line and from a run's config.json.
-defines: default_args, HELLASWAG_JSON, flag_table, NUM_FLAGS, MAX_SEED, args_check, args_set_ranks, read_flags,
-         print_help
+defines: default_args, HELLASWAG_JSON, ARG, MAX_SEED, flag_table, NUM_FLAGS, args_check, args_set_ranks, flag_was_auto,
+         read_flags, print_help
 */
 #pragma once
 #include "llmc/common/check.h"

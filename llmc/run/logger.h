@@ -1,8 +1,8 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for the tools of llm.c, lines on stdout for people.
-defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logger, logger_next_line, logger_open,
-         logger_sync, logger_close, logger_clear_line, logger_print, logger_left, logger_step, logger_stopped,
-         logger_val, logger_hellaswag
+defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logger, logger_open_old,
+         logger_line_step, logger_next_line, logger_open, logger_sync, logger_close, logger_clear_line, logger_print,
+         logger_left, logger_step, logger_stopped, logger_val, logger_hellaswag
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step, on
                a GPU also "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.

@@ -67,9 +67,7 @@ typedef struct {
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
     int nan_check, overfit;
     // machine
-    int device, threads, graph, fuse_gelu, matmul_precision;
-    // the machine's state and times
-    int gpu_log, profile;
+    int device, threads, graph, fuse_gelu, matmul_precision, gpu_log, profile;
     // parallel
     int zero, tensor_parallel, gather_again;
     int init_method, num_processes, rank, gpus_per_node;
