@@ -93,15 +93,30 @@ static inline void move_elements(const StoredTensor *t, size_t first, unsigned c
     }
 }
 
-// to_columns: the buffer `columns` (rectangle_cols, all.count) = the elements of a range that are in a rectangle of the
-// slice, transposed. Else the inverse. rows (rectangle_cols): the rows of the range in each column; all: in any column
-static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, const Range *rows,
-                                   Range all, size_t offset, const Slice *s, size_t local, size_t size) {
+// the rows of a rectangle whose element in column c comes before element `end` of the slice
+static inline size_t rows_before(const Slice *s, int rectangle, size_t c, size_t end) {
+    size_t begin = rectangle_local(s, rectangle) + c, rows = end > begin ? (end - begin + s->cols - 1) / s->cols : 0;
+    return rows < s->rectangle_rows ? rows : s->rectangle_rows;
+}
+
+// the rows of a rectangle whose element in column c is in the range
+static inline Range column_rows(const Slice *s, int rectangle, size_t c, ParamRange range) {
+    size_t first = rows_before(s, rectangle, c, range.offset);
+    Range rows = {first, rows_before(s, rectangle, c, range.offset + range.count) - first};
+    return rows;
+}
+
+// Copies the elements of a range that are in a rectangle to `columns` (rectangle_cols, all.count), which is transposed,
+// or back. all: the rows that the range has in any column
+static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, Range all,
+                                   ParamRange range, const Slice *s, int rectangle, size_t size) {
 #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < s->rectangle_cols; c++) {
-        for (size_t row = rows[c].offset; row < rows[c].offset + rows[c].count; row++) {
+        Range rows = column_rows(s, rectangle, c, range);
+        for (size_t row = rows.offset; row < rows.offset + rows.count; row++) {
+            size_t local = rectangle_local(s, rectangle) + row * s->cols + c;
             unsigned char *in_column = columns + (c * all.count + row - all.offset) * size;
-            unsigned char *in_range = elements + (local + row * s->cols + c - offset) * size;
+            unsigned char *in_range = elements + (local - range.offset) * size;
             memcpy(to_columns ? in_column : in_range, to_columns ? in_range : in_column, size);
         }
     }
@@ -110,35 +125,23 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
 // Moves the elements of a range that are in a rectangle of the slice, for a transposed file: whole columns together.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
-    const size_t local = rectangle_local(s, rectangle), global = rectangle_global(s, rectangle), cols = s->cols;
-    Range *rows = (Range *)xmalloc(s->rectangle_cols * sizeof *rows), all = {s->rectangle_rows, 0};
-    size_t last_row = 0;
-    for (size_t c = 0; c < s->rectangle_cols; c++) {
-        // element (row, c) is in the range if range.offset <= local + row * cols + c < range.offset + range.count
-        size_t begin = local + c, end = range.offset + range.count;
-        size_t first = range.offset > begin ? (range.offset - begin + cols - 1) / cols : 0;
-        size_t last = end > begin ? (end - begin + cols - 1) / cols : 0;
-        if (last > s->rectangle_rows) { last = s->rectangle_rows; }
-        rows[c].offset = first;
-        rows[c].count = last > first ? last - first : 0;
-        if (rows[c].count == 0) { continue; }
-        if (first < all.offset) { all.offset = first; }
-        if (last > last_row) { last_row = last; }
-    }
-    if (last_row > all.offset) { all.count = last_row - all.offset; }
-    unsigned char *columns = (unsigned char *)xmalloc(s->rectangle_cols * all.count * t->size);
-    if (t->writer) { transpose_range(columns, elements, true, rows, all, range.offset, s, local, t->size); }
-    for (size_t c = 0, n; c < s->rectangle_cols; c += n) {
-        bool whole = rows[c].count == s->global_rows;
-        for (n = 1; whole && c + n < s->rectangle_cols && rows[c + n].count == rows[c].count;) { n++; }
+    const size_t cols = s->rectangle_cols, global = rectangle_global(s, rectangle);
+    // in row-major order the last column reaches the range first, and the first column leaves it last
+    size_t first_row = rows_before(s, rectangle, cols - 1, range.offset);
+    const Range all = {first_row, rows_before(s, rectangle, 0, range.offset + range.count) - first_row};
+    unsigned char *columns = (unsigned char *)xmalloc(cols * all.count * t->size);
+    if (t->writer) { transpose_range(columns, elements, true, all, range, s, rectangle, t->size); }
+    for (size_t c = 0, n; c < cols; c += n) {
+        Range rows = column_rows(s, rectangle, c, range);
+        bool whole = rows.count == s->global_rows;
+        for (n = 1; whole && c + n < cols && column_rows(s, rectangle, c + n, range).count == rows.count;) { n++; }
+        if (rows.count == 0) { continue; }
         size_t column = (global % s->global_cols + c) * s->global_rows + global / s->global_cols;  // in the file
-        if (rows[c].count == 0) { continue; }
-        unsigned char *host = columns + (c * all.count + rows[c].offset - all.offset) * t->size;
-        move_elements(t, column + rows[c].offset, host, n * rows[c].count);
+        unsigned char *host = columns + (c * all.count + rows.offset - all.offset) * t->size;
+        move_elements(t, column + rows.offset, host, n * rows.count);
     }
-    if (!t->writer) { transpose_range(columns, elements, false, rows, all, range.offset, s, local, t->size); }
+    if (!t->writer) { transpose_range(columns, elements, false, all, range, s, rectangle, t->size); }
     free(columns);
-    free(rows);
 }
 
 // Moves a range of a tensor between the file and elements (range.count) in (out, in) order. Padding is not moved.
