@@ -128,7 +128,8 @@ TEST(test_cache_entries) {
 TEST(test_hex) {
     int number = 0;
     unsigned char bytes[2] = {0, 0};
-    const char *const wrong[] = {"", "0aff", "x\t0aff", "3\t0af", "3\t0aff0", "3\t0aFF", "3\t0a\tff"};
+    const char *const wrong[] = {"",       "3",      "0aff",     "\t0aff",  "x\t0aff",  "12abff",
+                                 "3 0aff", "3\t0af", "3\t0aff0", "3\t0aFF", "3\t0a\tff"};
     assert_true(parse_number_and_hex("3\t0aff\t12.5", &number, bytes, 2));
     assert_int_equal(number, 3);
     assert_int_equal(bytes[0], 10);

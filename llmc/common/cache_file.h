@@ -62,13 +62,10 @@ static inline int cache_add(const char *path, const char *key, const char *value
 
 // Parses a number, a tab and 2 * n hex digits, which end before another character; false if text has another form.
 static inline bool parse_number_and_hex(const char *text, int *number, void *bytes, size_t n) {
-    int at = 0;
-    if (sscanf(text, "%d\t%n", number, &at) != 1 || at == 0) { return false; }
-    if (strspn(text + at, "0123456789abcdef") != 2 * n) { return false; }
-    for (size_t i = 0; i < n; i++) {
-        unsigned byte = 0;
-        sscanf(text + at + 2 * i, "%2x", &byte);
-        ((unsigned char *)bytes)[i] = (unsigned char)byte;
-    }
+    unsigned char *byte = (unsigned char *)bytes;
+    char *hex;
+    *number = (int)strtol(text, &hex, 10);
+    if (hex == text || *hex++ != '\t' || strspn(hex, "0123456789abcdef") != 2 * n) { return false; }
+    for (size_t i = 0; i < n; i++) { sscanf(hex + 2 * i, "%2hhx", &byte[i]); }
     return true;
 }

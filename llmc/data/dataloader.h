@@ -284,8 +284,8 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
 
 enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };
 
-// Stops at an id that is not below vocab_size. Reads every token of at most 512 Mi tokens in all. Of more tokens it
-// reads the first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
+// Stops at an id that is not below vocab_size. Reads every token if the files have at most 512 Mi together, else the
+// first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
 static inline void token_files_check_ids(const TokenFiles *files, int vocab_size) {
     if (vocab_size >= 1 << (8 * files->token_bytes)) { return; }  // no id can be too large
     uint64_t ends = token_files_total(files) <= CHECK_ALL_TOKENS ? CHECK_ALL_TOKENS : CHECK_END_TOKENS;

@@ -9,6 +9,7 @@ defines: shard_list, shard_list_difference
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/crc32c.h"
+#include "llmc/common/create_file.h"
 #include "llmc/data/dataloader.h"
 #include <cjson/cJSON.h>
 
@@ -23,11 +24,12 @@ static inline uint32_t shard_crc(const char *flag, const char *path, uint64_t by
     if (fd < 0) { input_error("%s: could not open %s: %s; give files that can be read", flag, path, strerror(errno)); }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t at = count == all ? i * SHARD_BLOCK : i * (bytes - SHARD_BLOCK) / (count - 1);
-        ssize_t got = pread(fd, block, SHARD_BLOCK, (off_t)at);
-        if (got < 0) {
-            input_error("%s: could not read %s: %s; give files that can be read", flag, path, strerror(errno));
+        size_t n = bytes - at < SHARD_BLOCK ? (size_t)(bytes - at) : (size_t)SHARD_BLOCK;
+        int error = read_exact(fd, block, n, at);
+        if (error) {
+            input_error("%s: could not read %s: %s; give files that can be read", flag, path, read_error(error));
         }
-        crc = crc32c(crc, block, (size_t)got);
+        crc = crc32c(crc, block, n);
     }
     close(fd);
     return crc;

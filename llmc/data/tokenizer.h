@@ -131,7 +131,7 @@ static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerEncoder *m, 
 static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerEncoder *m, const char *text, size_t bytes,
                                                int *tokens) {
     if (bytes > m->capacity) {
-        m->capacity = 2 * bytes;
+        m->capacity = bytes;
         m->token = (int *)xrealloc(m->token, m->capacity * sizeof *m->token);
         m->previous = (size_t *)xrealloc(m->previous, m->capacity * sizeof *m->previous);
         m->next = (size_t *)xrealloc(m->next, m->capacity * sizeof *m->next);
