@@ -813,6 +813,15 @@ TEST(test_leftovers) {
     remove_unfinished(run);
     assert_false(exists(run, "best_a"));
     assert_true(exists(run, "best_b"));
+    // best.old stays while another file is called best
+    const char *best = joined(run, "best");
+    assert_int_equal(rename(best, joined(run, "best.old")), 0);
+    assert_int_equal(symlink("nowhere", best), 0);
+    remove_unfinished(run);
+    assert_true(exists(joined(run, "best.old"), "junk"));
+    assert_int_equal(unlink(best), 0);
+    remove_unfinished(run);
+    assert_true(exists(best, "junk"));
 }
 
 // saves RUN/best with a "val_loss", as the last checkpoint of a run

@@ -7,9 +7,9 @@ A checkpoint is a folder RUN/step_00000100 with
   manifest.json                     the size and the CRC32C of each file (manifest.h)
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
 (llmc/run/run_dir.h).
-A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. RUN/best is best.old
-until the next one has its name. All ranks write to a checkpoint and read from it, so RUN must be one folder that every
-rank sees.
+A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. While RUN/best is
+replaced, the old one is called best.old. All ranks write to a checkpoint and read from it, so RUN must be one folder
+that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,

@@ -311,8 +311,9 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// inputs and targets are the caller's; the other fields are shared with the reader thread. While state is BATCH_WANTED
-// the shared fields without the lock belong to the thread, else to the caller: each side waits for its turn.
+// inputs, targets, packed and num_targets are the caller's; the other fields are shared with the reader thread. While
+// state is BATCH_WANTED the shared fields without the lock belong to the thread, else to the caller: each side waits
+// for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
     PackedSequences packed;       // of examples, the sequences in the batch; valid as long
