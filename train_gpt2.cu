@@ -1126,7 +1126,7 @@ static void open_files(Run *run) {
     run->saved = run->step;
 }
 
-// All checks come before the first byte is written. *a changes by --fit, -r auto and -f auto.
+// All checks come before the first byte is written. *a changes by --fit and -f auto.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;

@@ -11,6 +11,7 @@ defines: shard_list, shard_list_difference
 #include "llmc/common/crc32c.h"
 #include "llmc/common/create_file.h"
 #include "llmc/data/dataloader.h"
+#include <assert.h>
 #include <cjson/cJSON.h>
 
 enum { SHARD_BLOCK = 64 << 10, SHARD_LIST_BYTES = 256 << 20 };
@@ -37,6 +38,7 @@ static inline uint32_t shard_crc(const char *flag, const char *path, uint64_t by
 
 // the list of files; the caller deletes it
 static inline cJSON *shard_list(const TokenFiles *files) {
+    assert(files->num_files > 0);
     cJSON *list = cJSON_CreateArray();
     uint64_t total = 0, blocks = SHARD_LIST_BYTES / SHARD_BLOCK / (uint64_t)files->num_files;
     for (int f = 0; f < files->num_files; f++) { total += files->files[f].bytes; }

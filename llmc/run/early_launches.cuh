@@ -64,7 +64,7 @@ static inline bool early_trial_counts(const CudaExec *cuda, EarlyTrial *trial, c
     return sum == 2 * once;
 }
 
-// Call once ex has its matmuls, before anything uses their scratch. With rare shapes alone, as in the self-check, the
+// Call once ex has its matmuls, before anything uses their scratch. With skip_autotune, as in the self-check, the
 // trial has no matmul: if that crashed, every operation would look broken.
 static inline void early_launches_try(Exec *ex) {
     const CudaMatmuls *mm = ex->cuda->matmuls;
