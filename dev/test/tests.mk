@@ -199,7 +199,7 @@ MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 bu
 
 # ---- targets
 
-test: ## test: build and run the tests, about 10 minutes on two cores; the last line is `N passed, N failed`
+test: ## test: build and run the tests, about 7 minutes on two cores; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
