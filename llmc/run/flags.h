@@ -34,7 +34,7 @@ typedef struct {
     const char *name;    // "micro-batch"; NULL: none. A row with neither is a heading, its text in `help`
     FlagType type;
     size_t offset;           // of the field in the struct of values
-    double min, max;         // bounds of a number, inclusive; for integers cut to the range of the type
+    double min, max;         // bounds of a number, inclusive, in the range of the type
     const char *choices;     // words separated by one space; NULL: none
     const char *value_name;  // "N", "FILE"
     const char *help;        // one line for --help; %s stands for the default
@@ -64,13 +64,6 @@ static inline bool flag_is_amount(const Flag *flag) { return flag->type == FLAG_
 
 static inline const char *flag_label(const Flag *flag) { return flag->name ? flag->name : flag->letter; }
 
-static inline long long flag_whole_bound(const Flag *flag, double bound) {
-    long long lowest = flag->type == FLAG_INT ? INT_MIN : LLONG_MIN;
-    long long highest = flag->type == FLAG_INT ? INT_MAX : LLONG_MAX;
-    if (bound <= (double)lowest) { return lowest; }
-    return bound >= (double)highest ? highest : (long long)bound;
-}
-
 // the fewest digits that read back as the same double
 static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
     for (int digits = 1; digits <= 17; digits++) {
@@ -81,58 +74,36 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
     char plain[FLAG_TEXT];
     snprintf(plain, sizeof plain, "%.6f", x);
     if (fabs(x) < 1e-4 || fabs(x) >= 1e6 || strtod(plain, NULL) != x) { return; }
-    char *end = plain + strlen(plain);
-    while (end[-1] == '0') { *--end = 0; }
-    if (end[-1] == '.') { end[-1] = 0; }
-    snprintf(text, FLAG_TEXT, "%s", plain);
+    int length = (int)strlen(plain);
+    while (plain[length - 1] == '0') { length--; }
+    length -= plain[length - 1] == '.';
+    snprintf(text, FLAG_TEXT, "%.*s", length, plain);
 }
 
-// "from 1 to 8"
-static inline void flag_bounds_text(const Flag *flag, char text[FLAG_TEXT]) {
-    if (flag->type == FLAG_INT || flag->type == FLAG_INT64) {
-        snprintf(text, FLAG_TEXT, "from %lld to %lld", flag_whole_bound(flag, flag->min),
-                 flag_whole_bound(flag, flag->max));
-        return;
+// the values that a flag takes: "a whole number from 1 to 8", "cosine, linear or wsd"
+static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
+    char low[FLAG_TEXT], high[FLAG_TEXT], values[FLAG_TEXT] = "";
+    const char *last = flag->choices ? strrchr(flag->choices, ' ') : NULL;
+    for (const char *c = flag->choices; c && *c; c++) {
+        size_t length = strlen(values);
+        const char *part = *c != ' ' ? c : c == last ? " or " : ", ";
+        snprintf(values + length, FLAG_TEXT - length, "%.*s", *c != ' ' ? 1 : 4, part);
     }
-    char low[FLAG_TEXT], high[FLAG_TEXT];
     flag_real_text(flag->min, low);
     flag_real_text(flag->max, high);
-    snprintf(text, FLAG_TEXT, "from %.99s to %.99s", low, high);
-}
-
-// "cosine, linear or wsd"
-static inline void flag_choices_text(const char *choices, char text[FLAG_TEXT]) {
-    const char *last = strrchr(choices, ' ');
-    size_t length = 0;
-    for (const char *c = choices; *c && length < FLAG_TEXT - 8; c++) {
-        const char *separator = *c != ' ' ? NULL : c == last ? " or " : ", ";
-        length += (size_t)(separator ? snprintf(text + length, FLAG_TEXT - length, "%s", separator)
-                                     : snprintf(text + length, FLAG_TEXT - length, "%c", *c));
-    }
-    text[length] = 0;
-}
-
-// the values a flag takes, as in "-b takes a whole number from 1 to 8"
-static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
-    char detail[FLAG_TEXT];
-    if (flag->choices) {
-        flag_choices_text(flag->choices, detail);
-    } else {
-        flag_bounds_text(flag, detail);
-    }
     switch (flag->type) {
     case FLAG_INT:
-    case FLAG_INT64: snprintf(text, FLAG_TEXT, "a whole number %.200s", detail); return;
-    case FLAG_REAL: snprintf(text, FLAG_TEXT, "a number %.200s", detail); return;
-    case FLAG_CHOICE: snprintf(text, FLAG_TEXT, "%s", detail); return;
+    case FLAG_INT64: snprintf(text, FLAG_TEXT, "a whole number from %.0f to %.0f", flag->min, flag->max); return;
+    case FLAG_REAL: snprintf(text, FLAG_TEXT, "a number from %.99s to %.99s", low, high); return;
+    case FLAG_CHOICE: snprintf(text, FLAG_TEXT, "%s", values); return;
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
     case FLAG_REMOVED: return;
     case FLAG_OPTION: break;
     }
-    if (flag->choices || flag_is_amount(flag)) {
-        snprintf(text, FLAG_TEXT, "nothing or =%s%.200s", flag->choices ? "" : "a number ", detail);
+    if (flag_is_amount(flag)) {
+        snprintf(text, FLAG_TEXT, "nothing or =a number from %.99s to %.99s", low, high);
     } else {
-        snprintf(text, FLAG_TEXT, "no value");
+        snprintf(text, FLAG_TEXT, flag->choices ? "nothing or =%.200s" : "no value", values);
     }
 }
 
@@ -157,30 +128,19 @@ static inline void flag_choice_text(const char *choices, int index, char text[FL
     snprintf(text, FLAG_TEXT, "%.*s", (int)strcspn(choices, " |"), choices);
 }
 
-static inline void *flag_field(const Flag *flag, void *values) { return (char *)values + flag->offset; }
-
-static inline const char *flag_string(const Flag *flag, const void *values) {
-    const void *field = (const char *)values + flag->offset;
-    return *(const char *const *)field;
-}
-
-static inline void flag_store_string(const Flag *flag, void *values, const char *string) {
-    *(const char **)flag_field(flag, values) = string;
-}
-
 // the field as on the command line; NULL for an absent option or string
 static inline const char *flag_value_text(const Flag *flag, const void *values, char text[FLAG_TEXT]) {
     const void *field = (const char *)values + flag->offset;
     switch (flag->type) {
-    case FLAG_INT: snprintf(text, FLAG_TEXT, "%d", *(const int *)field); return text;
-    case FLAG_INT64: snprintf(text, FLAG_TEXT, "%lld", (long long)*(const int64_t *)field); return text;
-    case FLAG_REAL: flag_real_text(*(const double *)field, text); return text;
-    case FLAG_CHOICE: flag_choice_text(flag->choices, *(const int *)field, text); return text;
+    case FLAG_INT: snprintf(text, FLAG_TEXT, "%d", *(const int *)field); break;
+    case FLAG_INT64: snprintf(text, FLAG_TEXT, "%lld", (long long)*(const int64_t *)field); break;
+    case FLAG_REAL: flag_real_text(*(const double *)field, text); break;
+    case FLAG_CHOICE: flag_choice_text(flag->choices, *(const int *)field, text); break;
     case FLAG_STRING:
     case FLAG_OPTION:
-    case FLAG_REMOVED: break;
+    case FLAG_REMOVED: return *(const char *const *)field;
     }
-    return flag_string(flag, values);
+    return text;
 }
 
 static inline bool flag_read_whole(const Flag *flag, long long *value, const char *text) {
@@ -188,7 +148,7 @@ static inline bool flag_read_whole(const Flag *flag, long long *value, const cha
     if (!*digits || digits[strspn(digits, "0123456789")]) { return false; }
     errno = 0;
     *value = strtoll(text, NULL, 10);
-    return !errno && *value >= flag_whole_bound(flag, flag->min) && *value <= flag_whole_bound(flag, flag->max);
+    return !errno && (double)*value >= flag->min && (double)*value <= flag->max;
 }
 
 static inline bool flag_read_real(const Flag *flag, double *value, const char *text) {
@@ -200,36 +160,26 @@ static inline bool flag_read_real(const Flag *flag, double *value, const char *t
 
 // False, and nothing stored, if the flag does not take `text`.
 static inline bool flag_store(const Flag *flag, void *values, const char *text) {
-    void *field = flag_field(flag, values);
+    void *field = (char *)values + flag->offset;
     int index = flag->choices ? flag_choice_index(flag->choices, text) : -1;
-    long long whole;
-    double real;
-    bool taken = true;
+    long long whole = 0;
+    double real = 0;
+    bool is_whole = flag->type == FLAG_INT || flag->type == FLAG_INT64;
+    bool is_real = flag->type == FLAG_REAL || flag_is_amount(flag);
+    if (is_whole && !flag_read_whole(flag, &whole, text)) { return false; }
+    if (is_real && !flag_read_real(flag, &real, text)) { return false; }
+    bool is_word = !is_real && (flag->type == FLAG_CHOICE || flag->type == FLAG_OPTION);
+    if (is_word && index < 0) { return false; }
     switch (flag->type) {
-    case FLAG_INT:
-        taken = flag_read_whole(flag, &whole, text);
-        if (taken) { *(int *)field = (int)whole; }
-        break;
-    case FLAG_INT64:
-        taken = flag_read_whole(flag, &whole, text);
-        if (taken) { *(int64_t *)field = whole; }
-        break;
-    case FLAG_REAL:
-        taken = flag_read_real(flag, &real, text);
-        if (taken) { *(double *)field = real; }
-        break;
-    case FLAG_CHOICE:
-        taken = index >= 0;
-        if (taken) { *(int *)field = index; }
-        break;
-    case FLAG_OPTION:
-        taken = index >= 0 || (flag_is_amount(flag) && flag_read_real(flag, &real, text));
-        if (taken) { flag_store_string(flag, values, text); }
-        break;
-    case FLAG_STRING: flag_store_string(flag, values, text); break;
+    case FLAG_INT: *(int *)field = (int)whole; break;
+    case FLAG_INT64: *(int64_t *)field = whole; break;
+    case FLAG_REAL: *(double *)field = real; break;
+    case FLAG_CHOICE: *(int *)field = index; break;
+    case FLAG_STRING:
+    case FLAG_OPTION: *(const char **)field = text; break;
     case FLAG_REMOVED: return false;
     }
-    return taken;
+    return true;
 }
 
 // ---- parsing
@@ -267,15 +217,6 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// the argument after a flag as its value; stops if there is none or it looks like the next flag
-static inline const char *flag_next_value(const char *argument, const char *takes, const char *next) {
-    if (!next) { input_error("%s takes %s; nothing follows it (--help lists all flags)", argument, takes); }
-    if (next[0] == '-' && next[1] && !strchr(".0123456789", next[1])) {
-        input_error("%s takes %s; it is followed by '%s'", argument, takes, next);
-    }
-    return next;
-}
-
 // Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
 static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv) {
     const char *argument = argv[0];
@@ -291,12 +232,18 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_REMOVED) { input_error("%.*s was removed: %s", length, argument, flag->help); }
     if (flag->type == FLAG_OPTION && !joined) {
-        flag_store_string(flag, values, "");
+        *(const char **)((char *)values + flag->offset) = "";
         return 1;
     }
     char takes[FLAG_TEXT];
     flag_takes_text(flag, takes);
-    const char *value = joined ? joined : flag_next_value(argument, takes, argc > 1 ? argv[1] : NULL);
+    if (!joined && argc == 1) {
+        input_error("%s takes %s; nothing follows it (--help lists all flags)", argument, takes);
+    }
+    const char *value = joined ? joined : argv[1];
+    if (!joined && value[0] == '-' && value[1] && !strchr(".0123456789", value[1])) {
+        input_error("%s takes %s; it is followed by '%s'", argument, takes, value);
+    }
     if (!flag_store(flag, values, value)) { input_error("%.*s takes %s; found '%s'", length, argument, takes, value); }
     return joined ? 1 : 2;
 }
@@ -320,18 +267,10 @@ static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
     }
 }
 
-// the help line, with the default in place of %s
-static inline void flag_help_text(const Flag *flag, const void *defaults, char text[2 * FLAG_TEXT]) {
-    char buffer[FLAG_TEXT];
-    const char *place = strstr(flag->help, "%s"), *value = flag_value_text(flag, defaults, buffer);
-    int length = (int)(place ? place - flag->help : (ptrdiff_t)strlen(flag->help));
-    snprintf(text, 2 * FLAG_TEXT, "%.*s%s%s", length, flag->help, place && value ? value : "", place ? place + 2 : "");
-}
-
 // One line per flag: letter, name and value, and what it does. Headings separate the groups.
 static inline void flags_print_help(FILE *file, const char *usage, const Flag *table, int count, const void *defaults) {
     int width = 0, letters = 0;
-    char text[2 * FLAG_TEXT];
+    char text[FLAG_TEXT];
     for (int i = 0; i < count; i++) {
         if (flag_has_no_value(&table[i])) { continue; }
         flag_usage_text(&table[i], text);
@@ -350,40 +289,36 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
         flag_usage_text(flag, text);
         fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", letters, flag->letter ? flag->letter : "", width,
                 text);
-        flag_help_text(flag, defaults, text);
-        fprintf(file, "%s\n", text);
+        const char *place = strstr(flag->help, "%s"), *value = flag_value_text(flag, defaults, text);
+        int length = place ? (int)(place - flag->help) : (int)strlen(flag->help);
+        fprintf(file, "%.*s%s%s\n", length, flag->help, place && value ? value : "", place ? place + 2 : "");
     }
 }
 
 // ---- banner
 
-// Prints the settings that differ from the defaults, or those that equal them, several per line.
-static inline void flags_print_settings(FILE *file, const char *title, const Flag *table, int count, const void *values,
-                                        const void *defaults, bool differing) {
-    int column = 0;
-    for (int i = 0; i < count; i++) {
-        const Flag *flag = &table[i];
-        char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
-        if (flag_has_no_value(flag)) { continue; }
-        const char *value = flag_value_text(flag, values, buffer);
-        const char *usual = flag_value_text(flag, defaults, default_buffer);
-        bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
-        if (same == differing || (flag->type == FLAG_OPTION && !value)) { continue; }
-        if (!value || !*value) { value = flag->type == FLAG_OPTION ? "yes" : "none"; }
-        int length = (int)(strlen(flag_label(flag)) + strlen(value)) + 3;
-        if (column == 0 || column + length > FLAG_LINE) {
-            column = fprintf(file, "%s%-8s", column ? "\n" : "", column ? "" : title);
-        }
-        column += fprintf(file, "  %s %s", flag_label(flag), value);
-    }
-    if (column) { fputc('\n', file); }
-}
-
 // Prints the values in effect, several per line: changed values first, then the defaults.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
                                       const void *defaults) {
-    flags_print_settings(file, "changed", table, count, values, defaults, true);
-    flags_print_settings(file, "default", table, count, values, defaults, false);
+    for (int same = 0; same < 2; same++) {
+        int column = 0;
+        for (int i = 0; i < count; i++) {
+            const Flag *flag = &table[i];
+            char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
+            if (flag_has_no_value(flag)) { continue; }
+            const char *value = flag_value_text(flag, values, buffer);
+            const char *usual = flag_value_text(flag, defaults, default_buffer);
+            bool is_same = value && usual ? strcmp(value, usual) == 0 : value == usual;
+            if (is_same != same || (flag->type == FLAG_OPTION && !value)) { continue; }
+            if (!value || !*value) { value = flag->type == FLAG_OPTION ? "yes" : "none"; }
+            int length = (int)(strlen(flag_label(flag)) + strlen(value)) + 3;
+            if (column == 0 || column + length > FLAG_LINE) {
+                column = fprintf(file, "%s%-8s", column ? "\n" : "", column ? "" : same ? "default" : "changed");
+            }
+            column += fprintf(file, "  %s %s", flag_label(flag), value);
+        }
+        if (column) { fputc('\n', file); }
+    }
 }
 
 // ---- config.json
@@ -433,8 +368,10 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
         char buffer[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag_label(flag));
         const char *text = flag_item_text(flag, item, buffer);
-        bool bare_option = text && !*text && flag->type == FLAG_OPTION;
-        if (bare_option) { flag_store_string(flag, values, text); }
-        if (text && !bare_option) { flag_store(flag, values, text); }
+        if (text && !*text && flag->type == FLAG_OPTION) {
+            *(const char **)((char *)values + flag->offset) = text;
+        } else if (text) {
+            flag_store(flag, values, text);
+        }
     }
 }
