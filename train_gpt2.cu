@@ -47,11 +47,10 @@ nothing.
 #include "llmc/run/evaluate.h"               // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                 // export_model
 #include "llmc/run/banner.h"                 // print_banner, print_plan, print_version
-#include "llmc/run/profile.h"                // --profile: the time of each operation
+#include "llmc/run/hooks.h"                  // --profile and --nan-check
 #include "llmc/self_check/self_check.h"      // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/logger.h"                 // Logger
 #include "llmc/run/schedule.h"               // step_hyper, is_due, skip_reason, Evaluations
-#include "llmc/run/nan_check.h"              // --nan-check
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
@@ -921,10 +920,11 @@ static EvalModel eval_model(GPT2 *m) {
 static void evaluate(Run *run, bool ending) {
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
-        Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer);
+        double bits_per_byte,
+            loss = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer, &bits_per_byte);
         if (agreed_signal(run->groups.world)) { return; }
-        note_validation(run, v.loss, ending);  // first: a run killed before logger_val validates again
-        logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+        note_validation(run, loss, ending);  // first: a run killed before logger_val validates again
+        logger_val(&run->log, run->step, loss, bits_per_byte);
     }
     if (hellaswag_due(&run->evaluations, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag);

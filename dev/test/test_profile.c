@@ -2,7 +2,7 @@
 --profile sees every operation and copy of a step: one that is forgotten would be missing from traces.
 */
 #include "testing.h"
-#include "llmc/run/profile.h"
+#include "llmc/run/hooks.h"
 
 TEST(test_operations_are_hooked_and_copies_wrapped) {
     Profile p;

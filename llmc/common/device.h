@@ -20,7 +20,7 @@ it begins, and for no copy begun outside of it.
 #include <time.h>
 
 struct CudaExec;  // device.cuh: the stream, and scratch for sums
-struct Profile;   // run/profile.h: --profile
+struct Profile;   // run/hooks.h: --profile
 struct OpHooks;   // op_call.h
 
 // Plainer kernels for a GPU on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1 is

@@ -1,6 +1,6 @@
 /*
 Evaluation of a model: the validation loss, HellaSwag, and --eval, which scores a file.
-defines: EvalModel, Validation, validate, score_hellaswag, EvalFile, eval_open, eval_run, eval_close
+defines: EvalModel, validate, score_hellaswag, EvalFile, eval_open, eval_run, eval_close
 
 Text        Every token of a document is scored once. The context of the first token is end-of-text; for bytes, a
             newline. Each window predicts the next -t tokens, the last one the rest, and reads the -t tokens before its
@@ -41,11 +41,6 @@ typedef struct {
 
 // ---- validation
 
-typedef struct {
-    double loss;           // nats per token
-    double bits_per_byte;  // NAN without a tokenizer
-} Validation;
-
 // (V) the bytes of each token, end-of-text 0; the caller frees them. In a vocabulary of bytes every token has one.
 static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
     int *bytes = (int *)xcalloc((size_t)V, sizeof *bytes);
@@ -61,8 +56,9 @@ static inline double eval_bits_per_byte(double nats, double bytes) { return byte
 
 // The loss of val_batches micro-batches of the loader for each rank, -1 for all. Ranks take the batches in turn. Every
 // rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are ignored. A row without a
-// target has no loss. tokenizer: NULL if unknown.
-static inline Validation validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer) {
+// target has no loss. tokenizer: NULL if unknown, then *bits_per_byte is NAN. Nats per token.
+static inline double validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer,
+                              double *bits_per_byte) {
     int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;
     int64_t all = (int64_t)dataloader_batches(loader), wanted = (int64_t)val_batches * ranks;
     int64_t batches = wanted < 0 || wanted > all ? all : wanted;
@@ -81,11 +77,10 @@ static inline Validation validate(const EvalModel *m, DataLoader *loader, int va
         }
     }
     free(token_bytes);
-    Validation v;
     sum = m->sum(m->model, sum);
-    v.loss = sum / m->sum(m->model, targets);
-    v.bits_per_byte = eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes));
-    return v;
+    double loss = sum / m->sum(m->model, targets);
+    *bits_per_byte = eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes));
+    return loss;
 }
 
 // ---- sequences of different lengths in micro-batches

@@ -1,7 +1,10 @@
 /*
---profile: times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
+What hooks the operations of a step: --profile and --nan-check.
+defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close; NanCheck,
+         nan_check_open, nan_check_params, nan_check_result
+
+--profile times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
 (ui.perfetto.dev) and chrome://tracing open.
-defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close
   profile_backend     the backend with its operations hooked and its copies wrapped: a timed event of the device is
                       recorded before and after each call. Without --profile, the backend itself
   profile_attach      finds the model, and wraps the collectives
@@ -11,6 +14,16 @@ hold no events. Profiled steps launch each kernel by itself, and a collective is
 The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are the minimum that the
 operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (ops.h).
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+
+--nan-check finds the operation that made the first number that is not finite. A step whose loss or gradient norm is not
+finite changes nothing, so the trainer runs it again from the same weights and data, and checks the inputs and outputs
+of each operation. Every rank makes all calls of the step, so collectives match. The first element that is not finite,
+and the cause:
+  in a weight                        was not finite before the step
+  in an output of an operation       the operation: all its inputs were finite
+  in an input of an operation        a collective, a copy or faulty hardware, since no operation wrote the element
+  none; loss or norm is not finite   a sum over the ranks
+  none; loss and norm are finite     faulty hardware or a race: the same step had another result
 */
 #pragma once
 #include "llmc/memory/backend.h"
@@ -19,6 +32,7 @@ Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQt
 #include "llmc/parallel/zero.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
+#include <limits.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -99,22 +113,18 @@ static inline void profile_write_call(const Profile *p, const ProfiledCall *call
     fputs("}}", p->out.file);
 }
 
-static inline void profile_forget_calls(Profile *p) {
-    for (int i = 0; i < p->num_calls; i++) {
-        p->device->event_destroy(p->calls[i].begin);
-        p->device->event_destroy(p->calls[i].end);
-    }
-    p->num_calls = 0;
-}
-
 // Waits for the device and writes the recorded calls. Event `step % 2` is free: start_step records it at its end, and
 // no step that waits for it is pending.
 static inline void profile_flush(Profile *p, Exec *ex) {
     int event = (int)((p->step - 1) % 2);
     p->device->event_record(event, ex);
     comm_event_synchronize(event, p->world, ex);
-    for (int i = 0; i < p->num_calls; i++) { profile_write_call(p, &p->calls[i]); }
-    profile_forget_calls(p);
+    for (int i = 0; i < p->num_calls; i++) {
+        profile_write_call(p, &p->calls[i]);
+        p->device->event_destroy(p->calls[i].begin);
+        p->device->event_destroy(p->calls[i].end);
+    }
+    p->num_calls = 0;
     if (fflush(p->out.file) != 0 || ferror(p->out.file)) { profile_failed(p, errno); }
 }
 
@@ -133,12 +143,12 @@ static inline DeviceEvent *profile_begin(Exec *ex) {
     return p && p->active ? p->device->event_timed(ex) : NULL;
 }
 
-// Records the end of a call; `call` has its name, category, bytes and flops.
-static inline ProfiledCall *profile_end(DeviceEvent *begin, ProfiledCall call, Exec *ex) {
+// Records the end of a call, and returns it; NULL if it is not recorded.
+static inline ProfiledCall *profile_end(DeviceEvent *begin, const char *name, const char *category, double bytes,
+                                        double flops, Exec *ex) {
     Profile *p = ex->profile;
-    call.begin = begin;
-    call.end = p->device->event_timed(ex);
-    call.layer = ex->layer;
+    if (!begin) { return NULL; }
+    ProfiledCall call = {name, category, begin, p->device->event_timed(ex), bytes, flops, ex->layer, ""};
     if (p->num_calls == PROFILE_CALLS) { profile_flush(p, ex); }
     p->calls[p->num_calls] = call;
     return &p->calls[p->num_calls++];
@@ -154,26 +164,20 @@ static inline void profile_before(const OpCall *call, Exec *ex) {
 static inline void profile_after(const OpCall *call, Exec *ex) {
     Profile *p = ex->profile;
     const Operand *weight = find_operand(call, "weight");
-    ProfiledCall profiled = {call->op, "operation", NULL, NULL, op_call_bytes(call), call->flops, 0, ""};
-    if (!p->operation_begin) { return; }
-    if (weight) { zero_param_name(profiled.tensor, sizeof profiled.tensor, p->zero, ex->layer, weight->at); }
-    profile_end(p->operation_begin, profiled, ex);
+    ProfiledCall *recorded =
+        profile_end(p->operation_begin, call->op, "operation", op_call_bytes(call), call->flops, ex);
+    if (!recorded || !weight) { return; }
+    zero_param_name(recorded->tensor, sizeof recorded->tensor, p->zero, ex->layer, weight->at);
 }
 
 // ---- copies, fills and collectives
-
-static inline void profile_transfer(DeviceEvent *begin, const char *name, const char *category, double bytes,
-                                    Exec *ex) {
-    ProfiledCall call = {name, category, NULL, NULL, bytes, 0, 0, ""};
-    if (begin) { profile_end(begin, call, ex); }
-}
 
 // A copy within the device reads and writes each byte.
 #define PROFILED_COPY(function, name, times, parameters, arguments)                                                    \
     static inline void profiled_##function parameters {                                                                \
         DeviceEvent *begin = profile_begin(ex);                                                                        \
         ex->profile->device->function arguments;                                                                       \
-        profile_transfer(begin, name, "copy", (times) * (double)bytes, ex);                                            \
+        profile_end(begin, name, "copy", (times) * (double)bytes, 0, ex);                                              \
     }
 PROFILED_COPY(enqueue_fill, "fill", 1, (void *p, int byte, size_t bytes, Exec *ex), (p, byte, bytes, ex))
 PROFILED_COPY(enqueue_upload, "upload", 1, (void *to, const void *from, size_t bytes, Exec *ex), (to, from, bytes, ex))
@@ -187,7 +191,7 @@ PROFILED_COPY(enqueue_copy, "copy", 2, (void *to, const void *from, size_t bytes
         DeviceEvent *begin = profile_begin(ex);                                                                        \
         CopyWork copy = ex->profile->device->function(stream, to, from, bytes, ex);                                    \
         if (begin) { ex->profile->device->copy_wait(copy, ex); }                                                       \
-        profile_transfer(begin, name, "copy", (double)bytes, ex);                                                      \
+        profile_end(begin, name, "copy", (double)bytes, 0, ex);                                                        \
         return copy;                                                                                                   \
     }
 PROFILED_COPY_BEGIN(upload_begin, "offload upload")
@@ -206,7 +210,7 @@ static inline const CommBackend *profile_inner(const Comm *comm, const Profile *
         const CommBackend *inner = profile_inner(comm, ex->profile);                                                   \
         inner->function arguments;                                                                                     \
         if (begin) { inner->wait(comm->calls, comm, ex); }                                                             \
-        profile_transfer(begin, #function, "collective", (double)(sent), ex);                                          \
+        profile_end(begin, #function, "collective", (double)(sent), 0, ex);                                            \
     }
 PROFILED_COLLECTIVE(all_reduce, all_reduce_bytes(count, dtype, comm->rank, comm->size),
                     (void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex), (buffer, count, dtype, comm, ex))
@@ -332,4 +336,124 @@ static inline void profile_close(Profile *p) {
     if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, plural_s((uint64_t)p->done), p->path); }
     if (p->step_begin) { p->device->event_destroy(p->step_begin); }
     free(p->calls);
+}
+
+// ---- --nan-check
+
+enum { NAN_CHUNK = 1 << 18, NAN_TEXT = 400 };  // elements downloaded at once; bytes of a finding
+
+typedef struct {
+    OpHooks hooks;
+    const Device *device;
+    const Zero *zero;
+    unsigned char *chunk;  // (NAN_CHUNK) elements
+    long long calls;       // of operations in the step
+    // the first finding
+    bool found, read;  // read: in an input that no operation wrote
+    char text[NAN_TEXT];
+    long long at;  // calls before it
+} NanCheck;
+
+static inline bool is_float(DType dtype) { return dtype == DT_BF16 || dtype == DT_F32 || dtype == DT_F64; }
+
+static inline double nan_value(const void *values, size_t i, DType dtype) {
+    if (dtype == DT_BF16) { return (double)bf16_to_float(((const bf16 *)values)[i]); }
+    return dtype == DT_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+}
+
+// Index of the first of n elements that is not finite, and *value; n if all are finite. Waits for all enqueued work.
+static inline size_t nan_find(NanCheck *c, const void *at, size_t n, DType dtype, double *value) {
+    size_t size = dtype_size(dtype);
+    for (size_t begin = 0; begin < n; begin += NAN_CHUNK) {
+        size_t count = n - begin < NAN_CHUNK ? n - begin : (size_t)NAN_CHUNK;
+        c->device->download(c->chunk, (const char *)at + begin * size, count * size);
+        for (size_t i = 0; i < count; i++) {
+            *value = nan_value(c->chunk, i, dtype);
+            if (!isfinite(*value)) { return begin + i; }
+        }
+    }
+    return n;
+}
+
+// "NaN", "inf" or "-inf"
+static inline const char *nan_name(double value) { return isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
+
+// Looks at the arrays that a call reads, or at those that it writes (use); keeps the first finding of the step.
+static inline void nan_look(const OpCall *call, int use, Exec *ex) {
+    NanCheck *c = (NanCheck *)ex->hooks->ctx;
+    const Operand *weight = find_operand(call, "weight");
+    char layer[32] = "", name[NAME_LENGTH] = "";
+    double value = 0;
+    for (const Operand *o = call->operand; o->name && !c->found; o++) {
+        if (!o->at || !(o->use & use) || !is_float(o->dtype)) { continue; }
+        // an embedding reads or writes some rows of wte or of its gradient: all are checked
+        bool wte = strcmp(o->name, "wte") == 0 || strcmp(o->name, "dwte") == 0;
+        size_t n = wte ? param_count(&c->zero->layout, WTE) : o->rows * o->cols;
+        size_t index = nan_find(c, o->at, n, o->dtype, &value);
+        if (index == n) { continue; }
+        if (ex->layer != NO_LAYER) { snprintf(layer, sizeof layer, " of layer %d", ex->layer); }
+        if (weight) { zero_param_name(name, sizeof name, c->zero, ex->layer, weight->at); }
+        c->found = true;
+        c->read = use == READ;
+        c->at = c->calls;
+        snprintf(c->text, sizeof c->text, "%s%s%s%s%s %s the first non-finite number, %s in element %zu of %s, %s",
+                 call->op, layer, *name ? " (" : "", name, *name ? ")" : "", c->read ? "read" : "made", nan_name(value),
+                 index, o->name, c->read ? "which no operation wrote" : "from finite inputs");
+    }
+}
+
+static inline void nan_before(const OpCall *call, Exec *ex) {
+    ((NanCheck *)ex->hooks->ctx)->calls++;
+    nan_look(call, READ, ex);
+}
+static inline void nan_after(const OpCall *call, Exec *ex) { nan_look(call, WRITTEN, ex); }
+
+// ops: the operations themselves. *c must not move before nan_check_result. The step then runs with hooked_ops, and
+// with &c->hooks as Exec.hooks.
+static inline void nan_check_open(NanCheck *c, const Ops *ops, const Zero *zero) {
+    const OpHooks hooks = {ops, nan_before, nan_after, c};
+    memset(c, 0, sizeof *c);
+    c->hooks = hooks;
+    c->device = zero->device;
+    c->zero = zero;
+    c->chunk = (unsigned char *)xmalloc(NAN_CHUNK * sizeof(double));
+}
+
+// Checks the weights that this rank updates, before the step: at stage 0 all of them.
+static inline void nan_check_params(NanCheck *c) {
+    const ParamLayout *layout = &c->zero->layout;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        int layers = param_is_layered(p) ? num_buckets(layout) - 2 : 1;
+        for (int layer = 0; layer < layers && !c->found; layer++) {
+            ParamRange range = param_updated_range(layout, p, layer, param_count(layout, p));
+            double value = 0;
+            char name[NAME_LENGTH];
+            size_t index = nan_find(c, c->zero->stored_params + range.params, range.count, DT_FLOATX, &value);
+            if (index == range.count) { continue; }
+            param_name(name, sizeof name, p, layer);
+            c->found = true;
+            snprintf(c->text, sizeof c->text, "%s was not finite before the step: %s in element %zu", name,
+                     nan_name(value), range.offset + index);
+        }
+    }
+}
+
+// text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
+// loss and norm. All ranks call it and get the same text. Frees *c.
+static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
+    // the first finding of all ranks; outputs come first: a collective may have carried their numbers to another rank
+    long long key = c->found ? c->at + (c->read ? 1LL << 40 : 0) : LLONG_MAX, lowest = -comm_max(-key, world);
+    int rank = world->size - (int)comm_max(key == lowest ? world->size - world->rank : 0, world);
+    free(c->chunk);
+    if (lowest < LLONG_MAX) {
+        char where[32] = "";
+        if (world->size > 1) { snprintf(where, sizeof where, ", on rank %d", rank); }
+        comm_broadcast_host(c->text, sizeof c->text, rank, world);
+        snprintf(text, size, "%s%s", c->text, where);
+    } else if (finite) {
+        snprintf(text, size, "the same step, run again, is finite: the hardware is faulty, or there is a race");
+    } else {
+        snprintf(text, size, "every operation made finite numbers: a sum over the ranks is beyond the range of fp32");
+    }
 }
