@@ -27,14 +27,6 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// -r, -rk and -rn for a model of L blocks; -r auto is level 0 until choose_options climbs
-static inline Recompute recompute_of(const TrainArgs *a, int L) {
-    Recompute r = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute, a->recompute_every > 0 ? a->recompute_every : 1,
-                   a->recompute_layers, false};
-    if (r.layers < 0 || r.layers > L) { r.layers = L; }
-    return r;
-}
-
 // -gd auto is fp32 if micro-batches are accumulated, because bf16 sums lose precision. From -z 2 on, the shards that
 // accumulate are fp32 in any case.
 static inline DType gradients_of(const TrainArgs *a) {
@@ -71,6 +63,11 @@ static inline void choose_matmul_inputs(TrainArgs *a, const Backend *backend, Co
 
 static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     ModelOptions o;
+    int L = c->num_layers, layers = a->recompute_layers;
+    // -r auto is level 0 until choose_options climbs
+    Recompute recompute = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute,
+                           a->recompute_every > 0 ? a->recompute_every : 1, layers < 0 || layers > L ? L : layers,
+                           false};
     memset(&o, 0, sizeof o);
     o.backend = backend;
     o.capability = backend->capability();
@@ -85,7 +82,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
-    o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
+    o.recompute = o.training ? recompute : forward_only(L);
     options_set_offload(&o, o.sharding.offload);
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];
@@ -208,30 +205,21 @@ static inline Fit climb(FILE *out, const TrainArgs *given, int from, int end, co
 
 // ---- the memory of a rank
 
-// This machine's `room` bytes divided among the ranks that share it, ranks_here on a host or gpu_ranks on a GPU; the
-// minimum over all ranks.
-static inline size_t room_per_rank(size_t room, int ranks_here, const Backend *backend, Comm *world) {
+// This machine's `room` bytes divided among the ranks that share it; the minimum over all ranks. --plan takes all ranks
+// to be on one machine.
+static inline size_t room_per_rank(size_t room, const TrainArgs *a, const Backend *backend, Comm *world) {
     const size_t limit = (size_t)LLONG_MAX;
-    int sharing = is_gpu(backend) ? world->gpu_ranks : ranks_here;
-    if (room != SIZE_MAX) { room /= (size_t)sharing; }
+    int ranks_here = a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
+    if (room != SIZE_MAX) { room /= (size_t)(is_gpu(backend) ? world->gpu_ranks : ranks_here); }
     return (size_t)-comm_max(-(long long)(room < limit ? room : limit), world);
-}
-
-// ranks on this machine; --plan assumes that all are
-static inline int ranks_of_machine(const TrainArgs *a, Comm *world) {
-    return a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
 }
 
 // The free memory of device and host for each rank. gib: --fit=GIB replaces the device's, since the device may be
 // elsewhere; or "".
 static inline PlanBytes free_for_each(const TrainArgs *a, const char *gib, const Backend *backend, Comm *world) {
-    int ranks_here = ranks_of_machine(a, world);
-    PlanBytes room = {0, room_per_rank(host_free_bytes(), ranks_here, &cpu_backend, world)};
-    if (*gib) {
-        room.device = (size_t)(strtod(gib, NULL) * (1 << 30));
-    } else {
-        room.device = room_per_rank(backend->device->free_bytes(), ranks_here, backend, world);
-    }
+    PlanBytes room = {(size_t)(strtod(gib, NULL) * (1 << 30)),
+                      room_per_rank(host_free_bytes(), a, &cpu_backend, world)};
+    if (!*gib) { room.device = room_per_rank(backend->device->free_bytes(), a, backend, world); }
     return room;
 }
 
@@ -265,7 +253,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
                                           const Backend *backend, Comm *world) {
     chosen[0] = 0;
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
-    size_t whole = room_per_rank(backend->device->whole_bytes(), ranks_of_machine(a, world), backend, world);
+    size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     Fit fit = climb(NULL, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
     ModelOptions o = model_options(&fit.args, c, backend);

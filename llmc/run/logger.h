@@ -297,12 +297,12 @@ static inline void logger_number(char line[LINE_LENGTH], const char *name, doubl
 
 static inline void logger_step_metrics(Logger *log, const StepReport *r, double rate) {
     char line[LINE_LENGTH] = "";
-    const struct {
-        const char *name;
-        double x;
-    } numbers[] = {{"loss", r->loss}, {"grad_norm", r->grad_norm}, {"lr", r->lr},
-                   {"ms", r->ms},     {"tokens_per_s", rate},      {"tokens_left", tokens_left(r)}};
-    for (int i = 0; i < 6; i++) { logger_number(line, numbers[i].name, numbers[i].x); }
+    logger_number(line, "loss", r->loss);
+    logger_number(line, "grad_norm", r->grad_norm);
+    logger_number(line, "lr", r->lr);
+    logger_number(line, "ms", r->ms);
+    logger_number(line, "tokens_per_s", rate);
+    logger_number(line, "tokens_left", tokens_left(r));
     if (r->peak_rate > 0) { logger_number(line, "mfu", rate / r->peak_rate); }
     log_file_line(&log->metrics, "{\"step\":%lld%s%s%s%s%s%s%s}\n", r->step, line, *r->skipped ? ",\"skipped\":\"" : "",
                   r->skipped, *r->skipped ? "\"" : "", *r->origin ? ",\"origin\":\"" : "", r->origin,

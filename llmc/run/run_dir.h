@@ -145,15 +145,6 @@ static inline cJSON *run_config(const TrainArgs *a) {
     return flags_to_json(flag_table, NUM_FLAGS, &args);
 }
 
-static inline void save_run_config(const TrainArgs *a) {
-    char path[PATH_LENGTH];
-    format_path(path, "%s/config.json", a->run_dir);
-    cJSON *json = run_config(a);
-    int error = write_json(path, json);
-    if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
-    cJSON_Delete(json);
-}
-
 // Prints each flag that differs from the resumed run's, if config.json can be read.
 static inline void print_changed_flags(const TrainArgs *a) {
     char path[PATH_LENGTH];
@@ -176,29 +167,28 @@ static inline void print_changed_flags(const TrainArgs *a) {
     cJSON_Delete(now);
 }
 
-// Prints the number of steps of a resumed run if another -x changes it.
-static inline void print_changed_schedule(const TrainArgs *a, long long before, long long now) {
-    bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
-    if (before == now) { return; }
-    printf("note      the schedule was for %lld steps and is now for %lld%s\n", before, now,
-           decays ? ": the learning rate differs" : "");
-}
-
 // Rank 0 makes the folder and locks it, unless *lock is open already, prints the flags that a resumed run changes, and
 // writes config.json. planned_steps: of the resumed run, 0 for a new run.
 static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned_steps, long long max_steps,
                                 Comm *world) {
     bool writes = a->run_dir && world->rank == 0;
+    char path[PATH_LENGTH];
     if (writes) { make_run_dir(a->run_dir); }
     if (writes && *lock < 0) { *lock = lock_run_dir(a->run_dir); }
     bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
     if (shared) { check_shared_folder(a->run_dir, world); }
     if (!writes) { return; }
-    if (planned_steps > 0) {
-        print_changed_flags(a);
-        print_changed_schedule(a, planned_steps, max_steps);
+    if (planned_steps > 0) { print_changed_flags(a); }
+    if (planned_steps > 0 && planned_steps != max_steps) {
+        bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
+        printf("note      the schedule was for %lld steps and is now for %lld%s\n", planned_steps, max_steps,
+               decays ? ": the learning rate differs" : "");
     }
-    save_run_config(a);
+    format_path(path, "%s/config.json", a->run_dir);
+    cJSON *config = run_config(a);
+    int error = write_json(path, config);
+    if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
+    cJSON_Delete(config);
 }
 
 // ---- a run that resumes, or fails
