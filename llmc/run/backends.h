@@ -23,12 +23,8 @@ defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CU
 #define CPU_LEVEL ""
 #endif
 
-static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
-    (void)c, (void)local, (void)B, (void)T;
-    return 0;
-}
-
-static inline size_t cpu_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
+// of partial sums, and of the matmuls' workspace
+static inline size_t cpu_scratch_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     (void)c, (void)local, (void)B, (void)T;
     return 0;
 }
@@ -56,8 +52,8 @@ static inline double cpu_peak_flops(bool tf32) {
 
 #define CPU_BACKEND(table, describes)                                                                                  \
     {                                                                                                                  \
-        .ops = &(table), .device = &cpu_device, .matmul_workspace_bytes = cpu_matmul_workspace_bytes,                  \
-        .partials_bytes = cpu_partials_bytes, .open = cpu_open, .close = cpu_close, .describe = (describes),           \
+        .ops = &(table), .device = &cpu_device, .matmul_workspace_bytes = cpu_scratch_bytes,                           \
+        .partials_bytes = cpu_scratch_bytes, .open = cpu_open, .close = cpu_close, .describe = (describes),            \
         .capability = cpu_capability, .peak_flops = cpu_peak_flops,                                                    \
     }
 static const Backend cpu_backend = CPU_BACKEND(cpu_ops, cpu_describe);

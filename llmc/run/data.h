@@ -223,12 +223,10 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
                     tokenizer_advice(V));
     }
     if (!has_json && !has_bin) { return; }
-    d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;
-    if (has_json && tokenizer) {
-        d->hellaswag = hellaswag_read_json("-h 1", d->hellaswag_path, tokenizer, a->T);
-    } else {
-        d->hellaswag = hellaswag_read_bin("-h 1", d->hellaswag_path, a->T, V);
-    }
+    bool json = has_json && tokenizer;
+    d->hellaswag_path = json ? HELLASWAG_JSON : HELLASWAG_BIN;
+    d->hellaswag = json ? hellaswag_read_json("-h 1", HELLASWAG_JSON, tokenizer, a->T)
+                        : hellaswag_read_bin("-h 1", HELLASWAG_BIN, a->T, V);
 }
 
 // Stops unless every rank reads the same files.

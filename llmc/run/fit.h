@@ -339,6 +339,6 @@ static inline void note_pinning(const GPT2Config *c, const ModelOptions *o) {
     size_t bytes = gpt2_plan_both(c, o).host;
     FILE *out = o->training ? stdout : stderr;
     if (!is_gpu(o->backend) || bytes < (size_t)1 << 30) { return; }
-    fprintf(out, "note      pinning %.1f GiB of host memory ...\n", (double)bytes / (1 << 30));
+    fprintf(out, "note      pinning %.1f GiB of host memory ...\n", gibibytes(bytes));
     fflush(out);
 }
