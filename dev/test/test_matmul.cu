@@ -5,7 +5,7 @@ Costs are emulated: a test that wants one algorithm or epilogue to be the fastes
 */
 #include "testing.h"
 #include "llmc/matmul_cpu.h"
-#include "llmc/run/early_launches.cuh"
+#include "llmc/early_launches.cuh"
 #include "llmc/common/rng.h"
 #include "../bench/recorded.h"
 #include <fcntl.h>

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-inline bool early_launches = false;  // set by run/early_launches.cuh where they work
+inline bool early_launches = false;  // set by early_launches.cuh where they work
 
 template <class... P, class... A>
 static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,

@@ -15,7 +15,7 @@ defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CU
 #include <omp.h>
 #ifdef HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
-#include "llmc/run/early_launches.cuh"
+#include "llmc/early_launches.cuh"
 #endif
 
 // in a program for many CPUs: a comma and the CPU level of this copy, such as ", x86-64-v3"; otherwise ""
