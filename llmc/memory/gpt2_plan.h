@@ -206,16 +206,15 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
     PLAN_ADD(targets, SAVED, DT_I32, B, T);
     LocalShape shape = options_local_shape(c, o);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
-        const ActivationSpec *spec = &activation_specs[id];
         size_t count = (size_t)num_activation_slots(&o->recompute, (ActivationId)id, c->num_layers);
         if (count == 0) { continue; }
         size_t width = activation_width((ActivationId)id, c, &shape);
         size_t rows = activation_rows((ActivationId)id, o->B * o->T, &shape, !o->gather_again);
         const size_t of_all[] = {count, B, T, width}, of_own[] = {count, rows, width};
-        bool all = spec->rows == ALL_ROWS || shape.tp_size == 1;
+        bool all = activation_specs[id].rows == ALL_ROWS || shape.tp_size == 1;
         size_t member = offsetof(GPT2Tensors, activations) + (size_t)id * sizeof(void *);
-        plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, all ? 4 : 3,
-                 all ? of_all : of_own);
+        plan_add(plan, member, activation_specs[id].name, SAVED, activation_specs[id].statistic ? DT_REAL : DT_FLOATX,
+                 all ? 4 : 3, all ? of_all : of_own);
     }
     size_t inputs = (size_t)num_block_inputs(o, c->num_layers);
     if (inputs > 0) {

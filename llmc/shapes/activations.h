@@ -15,7 +15,7 @@ backward does not need its output. A recomputed tensor is in a slot that all seg
 segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP channels, and its own rows of
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
 them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
-defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
+defines: ActivationId, activation_specs, activation_rows, activation_elements, Recompute,
          forward_only, layer_level, segment_end, activation_is_saved, recompute_from, backward_next, num_saved,
          input_of_block, output_of_block, num_activation_slots, activation_slot
 */
@@ -56,7 +56,7 @@ enum { RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORMS, RECOMPUTE_UP_PROJECTION, RECOMP
 // where a recomputed tensor is: in slots, or in one of two scratch buffers
 typedef enum { IN_SLOTS, IN_NORM_SCRATCH, IN_MLP_SCRATCH } Home;
 
-typedef struct {
+static const struct {
     const char *name;
     Width width;
     RowSplit rows;
@@ -64,9 +64,7 @@ typedef struct {
     bool layered;
     int recomputed_at;  // the lowest level of -r that does not save it
     Home home;
-} ActivationSpec;
-
-static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
+} activation_specs[NUM_ACTIVATIONS] = {
     {"encoded", WIDTH_C, OWN_ROWS, false, false, ALWAYS_SAVED, IN_SLOTS},
     {"ln1", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORM_SCRATCH},
     {"ln1_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
@@ -86,8 +84,6 @@ static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
     {"losses", WIDTH_1, ALL_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
 };
 
-static inline bool is_layernorm(ActivationId id) { return id == LN1 || id == LN2; }
-
 static inline size_t activation_width(ActivationId id, const GPT2Config *c, const LocalShape *local) {
     const size_t attn = (size_t)local->attn_dim, heads = (size_t)local->heads;
     const size_t sizes[] = {1, heads, (size_t)c->channels, attn, 3 * attn, (size_t)local->d_ff};
@@ -98,7 +94,7 @@ static inline size_t activation_width(ActivationId id, const GPT2Config *c, cons
 static inline size_t activation_rows(ActivationId id, int N, const LocalShape *local, bool gathered) {
     if (activation_specs[id].rows == ALL_ROWS) { return (size_t)N; }
     size_t chunk = chunk_size((size_t)N, local->tp_size);
-    return gathered && is_layernorm(id) ? chunk * (size_t)local->tp_size : chunk;
+    return gathered && (id == LN1 || id == LN2) ? chunk * (size_t)local->tp_size : chunk;
 }
 
 // elements of one slot

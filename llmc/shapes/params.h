@@ -1,7 +1,7 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
-         ParamId, ParamSpec, param_specs, param_is_layered, param_layers, param_rows, param_cols, param_used_rows,
+         ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols, param_used_rows,
          NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
@@ -89,19 +89,16 @@ static inline bool config_from_descriptor(GPT2Config *c, const char *word, int d
     const char *name = strncmp(word, "gpt2:", 5) == 0 ? word + 5 : word;
     for (int i = 0; i < NUM_KNOWN_MODELS; i++) {
         if (strcmp(name, known_models[i].name) != 0) { continue; }
-        c->num_layers = known_models[i].num_layers;
-        c->num_heads = known_models[i].num_heads;
-        c->channels = known_models[i].channels;
-        c->max_seq_len = known_models[i].max_seq_len;
+        GPT2Config known = {known_models[i].max_seq_len, 0, 0, known_models[i].num_layers, known_models[i].num_heads,
+                            known_models[i].channels};
+        *c = known;
         config_set_vocab(c, GPT2_VOCAB);
         return true;
     }
     int layers, heads, channels, end = 0;
     if (sscanf(word, "l%6dh%6dc%6d%n", &layers, &heads, &channels, &end) != 3 || word[end]) { return false; }
-    c->num_layers = layers;
-    c->num_heads = heads;
-    c->channels = channels;
-    c->max_seq_len = max_seq_len;
+    GPT2Config described = {max_seq_len, 0, 0, layers, heads, channels};
+    *c = described;
     config_set_vocab(c, data_vocab);
     return true;
 }
@@ -132,47 +129,45 @@ typedef enum {
 typedef enum { DIM_ONE, DIM_VP, DIM_MAXT, DIM_C, DIM_3C, DIM_4C } Dim;
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } Init;
 
-typedef struct {
+// the dimension that tensor parallelism divides (slices.h); a bias is one row, so it is split by columns
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLS } SplitAxis;
+
+static const struct {
     const char *name;  // Hugging Face's, without "h.3."
     Dim rows, cols;
     Init init;
     bool decay;       // weight decay: 2-D tensors
     bool transposed;  // in Hugging Face's files
-} ParamSpec;
-
-static const ParamSpec param_specs[NUM_PARAM_TENSORS] = {
-    {"wte.weight", DIM_VP, DIM_C, INIT_NORMAL, true, false},
-    {"wpe.weight", DIM_MAXT, DIM_C, INIT_NORMAL, true, false},
-    {"ln_1.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
-    {"ln_1.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
-    {"attn.c_attn.weight", DIM_3C, DIM_C, INIT_NORMAL, true, true},
-    {"attn.c_attn.bias", DIM_ONE, DIM_3C, INIT_ZERO, false, false},
-    {"attn.c_proj.weight", DIM_C, DIM_C, INIT_NORMAL_RESIDUAL, true, true},
-    {"attn.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
-    {"ln_2.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
-    {"ln_2.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
-    {"mlp.c_fc.weight", DIM_4C, DIM_C, INIT_NORMAL, true, true},
-    {"mlp.c_fc.bias", DIM_ONE, DIM_4C, INIT_ZERO, false, false},
-    {"mlp.c_proj.weight", DIM_C, DIM_4C, INIT_NORMAL_RESIDUAL, true, true},
-    {"mlp.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
-    {"ln_f.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
-    {"ln_f.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+    SplitAxis split;
+} param_specs[NUM_PARAM_TENSORS] = {
+    {"wte.weight", DIM_VP, DIM_C, INIT_NORMAL, true, false, SPLIT_ROWS},
+    {"wpe.weight", DIM_MAXT, DIM_C, INIT_NORMAL, true, false, SPLIT_NONE},
+    {"ln_1.weight", DIM_ONE, DIM_C, INIT_ONE, false, false, SPLIT_NONE},
+    {"ln_1.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
+    {"attn.c_attn.weight", DIM_3C, DIM_C, INIT_NORMAL, true, true, SPLIT_ROWS},
+    {"attn.c_attn.bias", DIM_ONE, DIM_3C, INIT_ZERO, false, false, SPLIT_COLS},
+    {"attn.c_proj.weight", DIM_C, DIM_C, INIT_NORMAL_RESIDUAL, true, true, SPLIT_COLS},
+    {"attn.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
+    {"ln_2.weight", DIM_ONE, DIM_C, INIT_ONE, false, false, SPLIT_NONE},
+    {"ln_2.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
+    {"mlp.c_fc.weight", DIM_4C, DIM_C, INIT_NORMAL, true, true, SPLIT_ROWS},
+    {"mlp.c_fc.bias", DIM_ONE, DIM_4C, INIT_ZERO, false, false, SPLIT_COLS},
+    {"mlp.c_proj.weight", DIM_C, DIM_4C, INIT_NORMAL_RESIDUAL, true, true, SPLIT_COLS},
+    {"mlp.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
+    {"ln_f.weight", DIM_ONE, DIM_C, INIT_ONE, false, false, SPLIT_NONE},
+    {"ln_f.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
 };
 
+static inline SplitAxis param_split(ParamId id) { return param_specs[id].split; }
 static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
 
 // number of tensors with this id
 static inline int param_layers(ParamId id, const GPT2Config *c) { return param_is_layered(id) ? c->num_layers : 1; }
 
 static inline size_t dim_size(Dim dim, const GPT2Config *c) {
-    switch (dim) {
-    case DIM_VP: return (size_t)c->padded_vocab_size;
-    case DIM_MAXT: return (size_t)c->max_seq_len;
-    case DIM_C: return (size_t)c->channels;
-    case DIM_3C: return 3 * (size_t)c->channels;
-    case DIM_4C: return 4 * (size_t)c->channels;
-    default: return 1;
-    }
+    const size_t C = (size_t)c->channels, Vp = (size_t)c->padded_vocab_size, maxT = (size_t)c->max_seq_len;
+    const size_t sizes[] = {1, Vp, maxT, C, 3 * C, 4 * C};
+    return sizes[dim];
 }
 
 // shape in memory, padding included
@@ -207,14 +202,10 @@ static inline size_t num_parameters(const GPT2Config *c) {
 
 // GPT-2's initial value of element i of a tensor
 static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2Config *c, uint64_t seed) {
-    switch (param_specs[id].init) {
-    case INIT_ONE: return 1;
-    case INIT_NORMAL: return (real)(0.02 * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
-    case INIT_NORMAL_RESIDUAL:
-        return (real)(0.02 / sqrt(2.0 * c->num_layers) *
-                      rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
-    default: return 0;
-    }
+    Init init = param_specs[id].init;
+    if (init == INIT_ZERO || init == INIT_ONE) { return init == INIT_ONE; }
+    double scale = init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * c->num_layers);
+    return (real)(scale * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
 }
 
 enum { LAYER_PARAMS = LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1 };

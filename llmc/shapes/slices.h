@@ -1,6 +1,6 @@
 /*
 Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
-defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, param_slice, rectangle_local,
+defines: LocalShape, local_shape, row_range, Slice, param_slice, rectangle_local,
          rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_init_tensor
 
   tensor                 split along                         slice                             gradient
@@ -49,22 +49,6 @@ static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
 // The rows of N that rank r holds of layernorms and of the residual stream (Megatron's sequence parallelism). Gathered
 // rows are t chunks of chunk_size(N, t) rows, of which the first N are used.
 static inline Range row_range(int N, int t, int r) { return chunk_range((size_t)N, chunk_size((size_t)N, t), r); }
-
-typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLS } SplitAxis;
-
-// A bias is stored as one row, so it is split by columns.
-static inline SplitAxis param_split(ParamId id) {
-    switch (id) {
-    case WTE:
-    case QKVW:
-    case FCW: return SPLIT_ROWS;
-    case QKVB:
-    case ATTPROJW:
-    case FCB:
-    case FCPROJW: return SPLIT_COLS;
-    default: return SPLIT_NONE;
-    }
-}
 
 // At most three rectangles of the whole tensor, of equal size and at equal distances. Rectangle i begins at element
 // i * local_stride of the slice and at element global_offset + i * global_stride of the whole tensor. The row stride is
