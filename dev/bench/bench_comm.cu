@@ -93,14 +93,13 @@ static void bench_row(int which, size_t bytes, Bench *b) {
 static Bench bench_open(size_t bytes) {
     Bench b;
     memset(&b, 0, sizeof b);
-    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
     b.host = comm_open();
     b.device = &cpu_device;
 #ifdef HAVE_CUDA
     const char *why;
     if (cuda_device_count(&why) > 0) { b.device = &cuda_device; }
 #endif
-    b.world = comm_open_for(b.device, &options, b.host);
+    b.world = comm_open_for(b.device, b.host);
 #ifdef HAVE_CUDA
     if (b.device == &cuda_device) { cuda_exec_open(&b.exec, NULL, 0); }
 #endif

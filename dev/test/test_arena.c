@@ -268,9 +268,10 @@ static void write_in(const char *folder, const char *name, const char *text) {
 }
 
 static void assert_group(const char *root, size_t limit, size_t room) {
-    GroupMemory m = group_memory(root);
-    assert_int_equal(m.limit, limit);
-    assert_int_equal(m.room, room);
+    size_t found, left;
+    group_memory(&found, &left, root);
+    assert_int_equal(found, limit);
+    assert_int_equal(left, room);
 }
 
 TEST(test_control_groups_2) {

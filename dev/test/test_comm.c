@@ -9,8 +9,7 @@ static double comm_timeout = 600;
 #define COMM_TIMEOUT comm_timeout
 #include "testing.h"
 #include "llmc/parallel/comm_open.h"
-#include "llmc/parallel/comm_watch.h"
-#include "llmc/parallel/id_file.h"
+#include "llmc/parallel/nccl_host.h"
 #include "llmc/common/rng.h"
 #include <limits.h>
 #include <signal.h>
@@ -91,13 +90,12 @@ TEST(test_refusals) {
 }
 
 static void cpus_through_a_file(void *host) {
-    const CommOptions options = {COMM_INIT_FILE, 2, 0, 1, "/tmp"};
-    comm_open_for(&cpu_device, &options, (Comm *)host);
+    (void)host;
+    comm_open_by_file(&cpu_device, 2, 0, 1, "/tmp");
 }
 
 TEST(test_open) {
-    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
-    Comm *host = comm_open(), *world = comm_open_for(&cpu_device, &options, host);
+    Comm *host = comm_open(), *world = comm_open_for(&cpu_device, host);
     assert_int_equal(host->size, 1);
     assert_int_equal(world->size, 1);
     assert_stops(2, "but this run is on CPUs: start the ranks with mpirun", cpus_through_a_file, host);

@@ -10,14 +10,12 @@ Without a GPU the tests are skipped.
 #include "llmc/common/device.cuh"
 #include <limits.h>
 
-static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL};
-
 // every collective on integers, which all types sum exactly
 static int check_ranks(void) {
     enum { N = 1000 };
     Exec exec = {};
     float in[4 * N], out[4 * N];
-    Comm *host = comm_open(), *world = comm_open_for(&cuda_device, &options, host);
+    Comm *host = comm_open(), *world = comm_open_for(&cuda_device, host);
     int size = world->size, rank = world->rank;
     if (size > 4) { run_error("started with %d ranks; at most 4", size); }
     cuda_exec_open(&exec, NULL, 0);

@@ -30,10 +30,6 @@ struct CudaExec {
     bool captures_early;  // the capture began with early launches
 };
 
-struct DeviceGraph {
-    cudaGraphExec_t executable;
-};
-
 static inline cudaStream_t stream_of(const Exec *ex) { return ex->cuda->stream; }
 
 // `count` uninitialised elements of T, for one operation
@@ -253,27 +249,25 @@ static inline void cuda_event_synchronize(int which, Exec *ex) {
     CUDA_CHECK(cudaEventSynchronize(ex->cuda->events[which]));
 }
 
-struct DeviceEvent {
-    cudaEvent_t event;
-};
+// A DeviceEvent is CUDA's event, a DeviceGraph its executable graph: both are pointers.
+static inline cudaEvent_t cuda_event(const DeviceEvent *event) {
+    return reinterpret_cast<cudaEvent_t>(const_cast<DeviceEvent *>(event));
+}
 
 static inline DeviceEvent *cuda_event_timed(Exec *ex) {
-    DeviceEvent *timed = static_cast<DeviceEvent *>(xmalloc(sizeof *timed));
-    CUDA_CHECK(cudaEventCreateWithFlags(&timed->event, cudaEventDefault));
-    CUDA_CHECK(cudaEventRecord(timed->event, stream_of(ex)));
-    return timed;
+    cudaEvent_t timed;
+    CUDA_CHECK(cudaEventCreateWithFlags(&timed, cudaEventDefault));
+    CUDA_CHECK(cudaEventRecord(timed, stream_of(ex)));
+    return reinterpret_cast<DeviceEvent *>(timed);
 }
 
 static inline double cuda_seconds_between(const DeviceEvent *from, const DeviceEvent *to) {
     float milliseconds = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, from->event, to->event));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, cuda_event(from), cuda_event(to)));
     return 1e-3 * static_cast<double>(milliseconds);
 }
 
-static inline void cuda_event_destroy(DeviceEvent *timed) {
-    CUDA_CHECK(cudaEventDestroy(timed->event));
-    free(timed);
-}
+static inline void cuda_event_destroy(DeviceEvent *timed) { CUDA_CHECK(cudaEventDestroy(cuda_event(timed))); }
 
 static inline void cuda_capture_begin(Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
@@ -303,18 +297,15 @@ static inline DeviceGraph *cuda_capture_end(Exec *ex) {
         return NULL;
     }
     cuda_check(error, "the captured CUDA graph", __FILE__, __LINE__);
-    DeviceGraph *graph = static_cast<DeviceGraph *>(xmalloc(sizeof *graph));
-    graph->executable = executable;
-    return graph;
+    return reinterpret_cast<DeviceGraph *>(executable);
 }
 
 static inline void cuda_graph_launch(DeviceGraph *graph, Exec *ex) {
-    CUDA_CHECK(cudaGraphLaunch(graph->executable, stream_of(ex)));
+    CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(graph), stream_of(ex)));
 }
 
 static inline void cuda_graph_destroy(DeviceGraph *graph) {
-    CUDA_CHECK(cudaGraphExecDestroy(graph->executable));
-    free(graph);
+    CUDA_CHECK(cudaGraphExecDestroy(reinterpret_cast<cudaGraphExec_t>(graph)));
 }
 
 static const Device cuda_device = {

@@ -139,32 +139,28 @@ static inline size_t meminfo_bytes(const char *format) {
     return kib == SIZE_MAX ? kib : kib * 1024;
 }
 
-// limit: the tightest memory limit; room: bytes left under the fullest one. SIZE_MAX: no limit.
-typedef struct {
-    size_t limit, room;
-} GroupMemory;
-
-// Lowers m to the limits of a control group and its ancestors. Truncates `group`, its path.
-static inline void group_memory_lower(GroupMemory *m, const char *root, bool v1, char *group) {
+// Lowers *limit and *left to those of a control group and its ancestors. Truncates `group`, its path.
+static inline void group_memory_lower(size_t *limit, size_t *left, const char *root, bool v1, char *group) {
     char folder[PATH_LENGTH];
     for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
         *end = 0;
         format_path(folder, "%s/sys/fs/cgroup%s%s", root, v1 ? "/memory" : "", group);
-        size_t limit = number_in_file(folder, v1 ? "memory.limit_in_bytes" : "memory.max", "%llu");
+        size_t max = number_in_file(folder, v1 ? "memory.limit_in_bytes" : "memory.max", "%llu");
         size_t used = number_in_file(folder, v1 ? "memory.usage_in_bytes" : "memory.current", "%llu");
         size_t cache = number_in_file(folder, "memory.stat", v1 ? "total_inactive_file %llu" : "inactive_file %llu");
-        if (limit < m->limit) { m->limit = limit; }
-        if (limit == SIZE_MAX || used == SIZE_MAX) { continue; }
+        if (max < *limit) { *limit = max; }
+        if (max == SIZE_MAX || used == SIZE_MAX) { continue; }
         if (cache <= used) { used -= cache; }
-        size_t room = used < limit ? limit - used : 0;
-        if (room < m->room) { m->room = room; }
+        size_t room = used < max ? max - used : 0;
+        if (room < *left) { *left = room; }
     }
 }
 
-// Limits of this process's control groups, of version 1 or 2. Page cache that the kernel drops first (inactive_file)
-// counts as room: after a save it may fill the group. root: "", or a folder with copies of /proc and /sys.
-static inline GroupMemory group_memory(const char *root) {
-    GroupMemory m = {SIZE_MAX, SIZE_MAX};
+// This process's control groups, of version 1 or 2. *limit = the tightest memory limit, *left = bytes left under the
+// fullest one; SIZE_MAX: no limit. Page cache that the kernel drops first (inactive_file) counts as left: after a save
+// it may fill the group. root: "", or a folder with copies of /proc and /sys.
+static inline void group_memory(size_t *limit, size_t *left, const char *root) {
+    *limit = *left = SIZE_MAX;
     char path[PATH_LENGTH], line[PATH_LENGTH];
     format_path(path, "%s/proc/self/cgroup", root);
     FILE *file = fopen(path, "r");
@@ -174,16 +170,16 @@ static inline GroupMemory group_memory(const char *root) {
         if (!group) { continue; }
         *group = 0;
         bool v1 = strstr(controllers, "memory") != NULL, v2 = !controllers[1];
-        if (v1 || v2) { group_memory_lower(&m, root, v1, group + 1); }
+        if (v1 || v2) { group_memory_lower(limit, left, root, v1, group + 1); }
     }
     if (file) { fclose(file); }
-    return m;
 }
 
 // Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
 // SIZE_MAX if the system does not say.
 static inline size_t host_free_bytes(void) {
-    size_t room = meminfo_bytes("MemAvailable: %llu kB"), left = group_memory("").room;
+    size_t room = meminfo_bytes("MemAvailable: %llu kB"), limit, left;
+    group_memory(&limit, &left, "");
     if (left < room) { room = left; }
     return room == SIZE_MAX ? room : room - room / 32;
 }
@@ -191,7 +187,8 @@ static inline size_t host_free_bytes(void) {
 // All memory of the machine or of the control group, less a quarter for other programs. SIZE_MAX if the system does not
 // say.
 static inline size_t host_whole_bytes(void) {
-    size_t whole = meminfo_bytes("MemTotal: %llu kB"), limit = group_memory("").limit;
+    size_t whole = meminfo_bytes("MemTotal: %llu kB"), limit, left;
+    group_memory(&limit, &left, "");
     if (limit < whole) { whole = limit; }
     return whole == SIZE_MAX ? whole : whole - whole / 4;
 }

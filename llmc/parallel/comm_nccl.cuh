@@ -14,7 +14,7 @@ The groups share no buffers. With ncclConfig_t.splitShare = 1, which counts in t
 ncclCommSplit's, NCCL starts a collective of one group only when the last one of any group is complete: a layer's tp
 all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
-own calls may also block on other ranks, so a watchdog thread watches each of them (comm_watch.h). NCCL's non-blocking
+own calls may also block on other ranks, so a watchdog thread watches each of them (nccl_host.h). NCCL's non-blocking
 mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) the
 error names the silent rank. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
 --kill-on-bad-exit).
@@ -23,8 +23,7 @@ for AdamW, because NCCL also keeps the launch order between communicators.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/comm_watch.h"
-#include "llmc/parallel/id_file.h"
+#include "llmc/parallel/nccl_host.h"
 #include "llmc/common/device.cuh"
 #ifdef HAVE_MPI
 #include "llmc/parallel/comm_mpi.h"
@@ -39,7 +38,7 @@ struct NcclGroup {
     Comm *host;    // the same ranks through MPI; NULL without MPI
     Watch *watch;  // the world's watchdog
     bool is_world;
-    const char *id_file;                        // touched until the ranks have connected; NULL: none (id_file.h)
+    const char *id_file;                        // touched until the ranks have connected; NULL: none (nccl_host.h)
     struct NcclGroup *parent;                   // this group was split from it; it checks this group's errors too
     struct NcclGroup *children[NCCL_CHILDREN];  // groups split from this one; NULL: none
     cudaStream_t stream;
@@ -90,42 +89,30 @@ static inline ncclDataType_t nccl_type(DType dtype) {
 
 // ---- collectives
 
-static inline void nccl_begin(Comm *comm, Exec *ex) {
-    struct NcclGroup *g = comm->nccl;
-    CUDA_CHECK(cudaEventRecord(g->enqueued, stream_of(ex)));
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));
-}
-
-static inline void nccl_end(Comm *comm) {
-    CUDA_CHECK(cudaEventRecord(comm->nccl->done[comm->calls % NCCL_EVENTS], comm->nccl->stream));
-}
+// Enqueues the collective `call` after the work of ex, and records the event that nccl_wait waits for.
+#define NCCL_ENQUEUE(call)                                                                                             \
+    do {                                                                                                               \
+        struct NcclGroup *g = comm->nccl;                                                                              \
+        CUDA_CHECK(cudaEventRecord(g->enqueued, stream_of(ex)));                                                       \
+        CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));                                                    \
+        NCCL_WATCHED(call, comm);                                                                                      \
+        CUDA_CHECK(cudaEventRecord(g->done[comm->calls % NCCL_EVENTS], g->stream));                                    \
+    } while (0)
 
 static inline void nccl_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    nccl_begin(comm, ex);
-    struct NcclGroup *g = comm->nccl;
-    NCCL_WATCHED(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
-    nccl_end(comm);
+    NCCL_ENQUEUE(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, g->nccl, g->stream));
 }
 
 static inline void nccl_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    nccl_begin(comm, ex);
-    struct NcclGroup *g = comm->nccl;
-    NCCL_WATCHED(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
-    nccl_end(comm);
+    NCCL_ENQUEUE(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, g->nccl, g->stream));
 }
 
 static inline void nccl_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    nccl_begin(comm, ex);
-    struct NcclGroup *g = comm->nccl;
-    NCCL_WATCHED(ncclAllGather(in, out, chunk, nccl_type(dtype), g->nccl, g->stream), comm);
-    nccl_end(comm);
+    NCCL_ENQUEUE(ncclAllGather(in, out, chunk, nccl_type(dtype), g->nccl, g->stream));
 }
 
 static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    nccl_begin(comm, ex);
-    struct NcclGroup *g = comm->nccl;
-    NCCL_WATCHED(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream), comm);
-    nccl_end(comm);
+    NCCL_ENQUEUE(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream));
 }
 
 static inline void nccl_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
@@ -156,17 +143,13 @@ static inline void nccl_check_ranks(void *group, double waited) {
     }
 }
 
-static inline void nccl_check_async_error(const struct NcclGroup *g) {
-    ncclResult_t state = ncclSuccess;
-    NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state));
-    if (state != ncclInProgress) { nccl_check(state, "a collective"); }
-}
-
 // nccl_check_ranks and the asynchronous errors of the group and of its children
 static inline void nccl_check_progress(Comm *comm, double waited) {
-    nccl_check_async_error(comm->nccl);
-    for (int i = 0; i < NCCL_CHILDREN; i++) {
-        if (comm->nccl->children[i]) { nccl_check_async_error(comm->nccl->children[i]); }
+    for (int i = -1; i < NCCL_CHILDREN; i++) {
+        const struct NcclGroup *g = i < 0 ? comm->nccl : comm->nccl->children[i];
+        ncclResult_t state = ncclSuccess;
+        if (g) { NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state)); }
+        if (state != ncclInProgress) { nccl_check(state, "a collective"); }
     }
     nccl_check_ranks(comm, waited);
 }
@@ -315,7 +298,7 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
 // Call it before any NCCL call, because NCCL may start threads that read the environment.
 static inline void nccl_set_launch_order(void) { setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); }
 
-// One rank creates the id; the others receive it through comm_broadcast or id_file.h.
+// One rank creates the id; the others receive it through comm_broadcast or the id file.
 static inline ncclUniqueId nccl_unique_id(void) {
     ncclUniqueId id;
     NCCL_CHECK(ncclGetUniqueId(&id));

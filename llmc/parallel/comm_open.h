@@ -1,10 +1,10 @@
 /*
 Opens the world: the communicator follows from the launcher, the build and the device.
-defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, RankGpu,
+defines: COMM_INIT_MPI, COMM_INIT_FILE, COMM_INITS, comm_open, comm_open_for, comm_open_by_file, comm_backends, RankGpu,
          comm_same_card, comm_gpu_ranks
-    Comm *host = comm_open();                              first: afterwards, one rank reports an error for all
+    Comm *host = comm_open();                    first: afterwards, one rank reports an error for all
     ... flags ...
-    Comm *world = comm_open_for(device, &options, host);   before the first device allocation
+    Comm *world = comm_open_for(device, host);   before the first device allocation; -pi fs: comm_open_by_file
     ...
     if (world != host) { comm_close(world); }
     comm_close(host);
@@ -15,7 +15,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 */
 #pragma once
 #ifdef HAVE_CUDA
-#include "llmc/parallel/id_file.h"
+#include "llmc/parallel/nccl_host.h"
 #include "llmc/common/device.cuh"
 #endif
 #include "llmc/common/hash.h"
@@ -28,14 +28,8 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 #define COMM_HAS_NCCL 1
 #endif
 
-typedef enum { COMM_INIT_MPI, COMM_INIT_FILE } CommInit;  // in the order of COMM_INITS
+enum { COMM_INIT_MPI, COMM_INIT_FILE };  // -pi, in the order of COMM_INITS
 #define COMM_INITS "mpi fs"
-
-typedef struct {
-    CommInit init;                           // -pi
-    int num_processes, rank, gpus_per_node;  // -pn -pr -pg, for fs only: mpirun sets its own
-    const char *folder;                      // -pf, for fs: a folder that all ranks can write to
-} CommOptions;
 
 // The world of all ranks that mpirun started, on host memory. Call it before the first possible error.
 static inline Comm *comm_open(void) {
@@ -114,59 +108,56 @@ static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
 }
 #endif
 
+// The world of `size` ranks that were started without MPI (-pi fs), each on a GPU of its own. size, rank, gpus_per_node
+// and folder are -pn, -pr, -pg and -pf.
+static inline Comm *comm_open_by_file(const Device *device, int size, int rank, int gpus_per_node, const char *folder) {
+    if (size == 1) { return comm_single(device); }
+    if (device == &cpu_device) {
+        input_error("-pi fs connects GPUs, but this run is on CPUs: start the ranks with mpirun");
+    }
 #ifdef COMM_HAS_NCCL
-static inline Comm *comm_open_gpus_by_file(const CommOptions *o) {
     const char *why;
-    int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
+    int gpus = cuda_device_count(&why), local_rank = rank % gpus_per_node;
     if (gpus > 1 && local_rank >= gpus) {
         input_error("rank %d has no GPU of its own: -pg %d is the number of ranks per machine, one per GPU, but this "
                     "machine has %d GPUs",
-                    o->rank, o->gpus_per_node, gpus);
+                    rank, gpus_per_node, gpus);
     }
     comm_take_gpu(local_rank);
     char path[PATH_LENGTH];
     ncclUniqueId id;
     nccl_set_launch_order();
-    id_file_path(path, o->folder);
-    if (o->rank == 0) {
+    id_file_path(path, folder);
+    if (rank == 0) {
         id = nccl_unique_id();
         id_file_write(path, &id, sizeof id);
     } else {
-        id_file_wait(path, &id, sizeof id, o->rank, o->num_processes);
+        id_file_wait(path, &id, sizeof id, rank, size);
     }
-    return comm_nccl_open(id, o->rank, o->num_processes, local_rank, NULL, o->rank == 0 ? path : NULL);
+    return comm_nccl_open(id, rank, size, local_rank, NULL, rank == 0 ? path : NULL);
+#else
+    (void)rank, (void)gpus_per_node, (void)folder;
+    input_error("-pi fs connects GPUs through NCCL, but this program was built without it: install libnccl-dev "
+                "and run make again, or start the ranks with mpirun");
+#endif
 }
 
-static inline Comm *comm_open_gpus_by_mpi(Comm *host) {
-    ncclUniqueId id;
-    memset(&id, 0, sizeof id);
-    nccl_set_launch_order();
-    if (host->rank == 0) { id = nccl_unique_id(); }
-    comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
-    return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL);
-}
-#endif
-
-// The world on the memory of `device`; for host memory, `host` itself.
-static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Comm *host) {
-    bool by_file = o->init == COMM_INIT_FILE;
-    if ((by_file ? o->num_processes : host->size) == 1) { return comm_single(device); }
-    if (by_file && device == &cpu_device) {
-        input_error("-pi fs connects GPUs, but this run is on CPUs: start the ranks with mpirun");
-    }
-#ifdef COMM_HAS_NCCL
-    if (by_file) { return comm_open_gpus_by_file(o); }
-#endif
-    if (by_file) {
-        input_error("-pi fs connects GPUs through NCCL, but this program was built without it: install libnccl-dev "
-                    "and run make again, or start the ranks with mpirun");
-    }
+// The world of all ranks that mpirun started, on the memory of `device`; for host memory, `host` itself.
+static inline Comm *comm_open_for(const Device *device, Comm *host) {
+    if (host->size == 1) { return comm_single(device); }
     if (device == &cpu_device) { return host; }
 #if defined(HAVE_MPI) && defined(HAVE_CUDA)
     int gpu_ranks;
-    bool distinct = comm_take_gpus(host, &gpu_ranks);  // each rank has a GPU of its own
+    bool distinct = comm_take_gpus(host, &gpu_ranks);
 #ifdef COMM_HAS_NCCL
-    if (distinct) { return comm_open_gpus_by_mpi(host); }
+    if (distinct) {
+        ncclUniqueId id;
+        memset(&id, 0, sizeof id);
+        nccl_set_launch_order();
+        if (host->rank == 0) { id = nccl_unique_id(); }
+        comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
+        return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL);
+    }
 #endif
     (void)distinct;  // only NCCL needs it
     Comm *world = comm_mpi_for_device(host, device);

@@ -18,12 +18,6 @@ defines: TensorParallel, tp_open, tp_set_rows, rows_all_gather, rows_reduce_scat
 #include "llmc/memory/plan.h"
 #include "llmc/parallel/zero.h"
 
-// a collective that has begun; rows: its output, NULL: none
-typedef struct {
-    const floatX *rows;
-    CommWork work;
-} PendingRows;
-
 typedef struct {
     const Ops *ops;
     const Device *device;
@@ -33,13 +27,14 @@ typedef struct {
     Scratch *partial;  // (rows of all ranks,C): this rank's term of a sum over the ranks
     real *statistics;  // (t,rows of a logits chunk,3)
     // ---- of the current micro-batch (N,C), set by tp_set_rows
-    bool splits_rows;     // else every rank has all rows: one rank, or decoding
-    int own_rows;         // this rank's rows of N
-    size_t first_row;     // index of its first row
-    size_t own_offset;    // first_row * C
-    size_t chunk;         // elements of one rank's chunk of rows
-    size_t all_elements;  // t * chunk: of a buffer for the rows of all ranks
-    PendingRows pending[2];
+    bool splits_rows;          // else every rank has all rows: one rank, or decoding
+    int own_rows;              // this rank's rows of N
+    size_t first_row;          // index of its first row
+    size_t own_offset;         // first_row * C
+    size_t chunk;              // elements of one rank's chunk of rows
+    size_t all_elements;       // t * chunk: of a buffer for the rows of all ranks
+    const floatX *pending[2];  // outputs of the collectives that have begun; NULL: none
+    CommWork works[2];
 } TensorParallel;
 
 // comm: the t ranks. The other arguments are the fields of TensorParallel. Call tp_set_rows before the first operation.
@@ -70,10 +65,10 @@ static inline void tp_set_rows(TensorParallel *tp, int N, int C, bool decoding) 
 }
 
 static inline void rows_begin(TensorParallel *tp, const floatX *rows, CommWork work) {
-    int i = tp->pending[0].rows ? 1 : 0;
-    if (tp->pending[i].rows) { run_error("three collectives of tensor parallelism at once: a bug in the trainer"); }
-    tp->pending[i].rows = rows;
-    tp->pending[i].work = work;
+    int i = tp->pending[0] ? 1 : 0;
+    if (tp->pending[i]) { run_error("three collectives of tensor parallelism at once: a bug in the trainer"); }
+    tp->pending[i] = rows;
+    tp->works[i] = work;
 }
 
 // Begins to all-gather `own`, this rank's rows, into `all`, readable after rows_wait. own may be its place within
@@ -98,9 +93,9 @@ static inline floatX *rows_reduce_scatter(TensorParallel *tp, floatX *partial) {
 // Work enqueued from now on may read `rows`, the output of a collective.
 static inline void rows_wait(TensorParallel *tp, const floatX *rows) {
     for (int i = 0; i < 2; i++) {
-        if (tp->pending[i].rows != rows) { continue; }
-        comm_wait(tp->pending[i].work, tp->comm, tp->ex);
-        tp->pending[i].rows = NULL;
+        if (tp->pending[i] != rows) { continue; }
+        comm_wait(tp->works[i], tp->comm, tp->ex);
+        tp->pending[i] = NULL;
     }
 }
 
@@ -203,22 +198,20 @@ static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *
                                                     const floatX *wte, const floatX *wpe, PackedSequences packed, int B,
                                                     int T, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    if (tp->comm->size == 1 && !packed.ranges) {
+    bool alone = tp->comm->size == 1;
+    if (alone && !packed.ranges) {
         tp->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, tp->ex);
         return;
     }
-    if (tp->comm->size == 1) {
-        tp->ops->token_embedding_forward(out, tokens, wte, 0, tp->vocab, N, C, tp->ex);
-        add_positions(tp, out, wpe, packed, T, C);
-        return;
-    }
-    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
+    floatX *partial = alone ? out : scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
-    const floatX *sum = rows_reduce_scatter(tp, partial);
-    rows_wait(tp, sum);
-    tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
+    if (!alone) {
+        const floatX *sum = rows_reduce_scatter(tp, partial);
+        rows_wait(tp, sum);
+        tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
+    }
     add_positions(tp, out, wpe, packed, T, C);
-    scratch_release(tp->partial);
+    if (!alone) { scratch_release(tp->partial); }
 }
 
 // dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout (N,C): its all-gather has begun.

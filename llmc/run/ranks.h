@@ -127,9 +127,10 @@ static inline Groups groups_of(const TrainArgs *a, Comm *world) {
 
 // The groups of a run on `device`. host: from comm_open. Close with close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank, a->gpus_per_node, a->shared_folder};
     check_same_flags(a, device, host);
-    Comm *world = comm_open_for(device, &options, host);
+    Comm *world = a->init_method == COMM_INIT_MPI
+                      ? comm_open_for(device, host)
+                      : comm_open_by_file(device, num_ranks(a), a->rank, a->gpus_per_node, a->shared_folder);
     if (host->size == 1) { check_same_flags(a, device, world); }
     return groups_of(a, world);
 }

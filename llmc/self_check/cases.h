@@ -3,7 +3,7 @@ Every operation of llmc/ops.h as a row that runs on any table of operations: sha
 bytes moved, FLOPs, and the call. Tests and benchmarks loop over the rows. Nothing here needs a test framework.
 The call says everything about its arrays: problem_describe makes it with names in the place of arrays, and hooks that
 note the operands of ops.h instead of an operation.
-defines: OpShape, OpShapes, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
+defines: OpShape, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
          problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title,
          find_array, x_of, real_of, int_of, gradient_of, array_value, array_set, array_bytes, array_doubles,
          kernel_slack, array_share, array_difference
@@ -39,113 +39,110 @@ typedef struct {
     double slack;     // factor on the row's tolerance, if not 1
 } OpShape;
 
-enum { MAX_SHAPES = 12 };
-
-// GPT-2 124M's shape, with the benchmark's B and T; then the tests' shapes: GPT-2's with few rows, odd ones, tiny ones
-typedef struct {
-    OpShape gpt2, test[MAX_SHAPES];
-} OpShapes;
-
-static const OpShapes embedding_shapes = {
-    .gpt2 = {.maxT = 1024, .C = 768, .V = 50257, .Vp = 50304},
-    .test = {{.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 512},
-             {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 16},  // more tokens than ids, so some come twice
-             {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 2},
-             {.B = 1, .T = 1, .maxT = 2, .C = 5, .V = 1, .Vp = 3},
-             // more rows than one block sorts on a GPU; tokens with many rows, so long sums; tokens of two digits
-             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 4, .slack = 2},
-             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 304}},
+// GPT-2 124M's shape, without B and T; then the tests' shapes: GPT-2's with few rows, odd ones, tiny ones
+static const OpShape embedding_shapes[] = {
+    {.maxT = 1024, .C = 768, .V = 50257, .Vp = 50304},
+    {.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 512},
+    {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 16},  // more tokens than ids, so some come twice
+    {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 2},
+    {.B = 1, .T = 1, .maxT = 2, .C = 5, .V = 1, .Vp = 3},
+    // more rows than one block sorts on a GPU; tokens with many rows, so long sums; tokens of two digits
+    {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 4, .slack = 2},
+    {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 304},
 };
 
 // slices of the vocabulary: rank r has ids [r*Vp, r*Vp + Vp)
-static const OpShapes part_shapes = {
-    .gpt2 = {.maxT = 1024, .C = 768, .V = 50257, .Vp = 25216, .ranks = 2},
-    .test = {{.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 256, .ranks = 2, .rank = 1},
-             {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 4, .ranks = 4, .rank = 2},  // from within a sequence
-             {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 1, .ranks = 2, .rank = 1},
-             {.B = 1, .T = 5, .maxT = 6, .C = 5, .V = 1, .Vp = 3, .ranks = 3, .rank = 2},  // one row, no token
-             // as above: long runs next to another rank's ids, and ids below and above this rank's
-             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 2, .ranks = 2, .slack = 2},
-             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 100, .ranks = 3, .rank = 1}},
+static const OpShape part_shapes[] = {
+    {.maxT = 1024, .C = 768, .V = 50257, .Vp = 25216, .ranks = 2},
+    {.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 256, .ranks = 2, .rank = 1},
+    {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 4, .ranks = 4, .rank = 2},  // from within a sequence
+    {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 1, .ranks = 2, .rank = 1},
+    {.B = 1, .T = 5, .maxT = 6, .C = 5, .V = 1, .Vp = 3, .ranks = 3, .rank = 2},  // one row, no token
+    // as above: long runs next to another rank's ids, and ids below and above this rank's
+    {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 2, .ranks = 2, .slack = 2},
+    {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 100, .ranks = 3, .rank = 1},
 };
 
-static const OpShapes layernorm_shapes = {
-    .gpt2 = {.C = 768},
-    .test = {{.B = 2, .T = 32, .C = 768},
-             {.B = 3, .T = 7, .C = 67},
-             {.B = 1, .T = 3, .C = 3208},  // wider than a warp's row on a GPU, in packs
-             {.B = 2, .T = 2, .C = 401},   // and in single elements
-             {.B = 1, .T = 1, .C = 33},
-             {.B = 7, .T = 331, .C = 264},  // more rows than all blocks of a GPU's backward take at once
-             {.B = 1, .T = 250, .C = 65},   // the same for single elements
-             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; with 2560 and 768, every number of packs a thread
-             {.B = 1, .T = 2, .C = 2560, .slack = 2},  // a mean of 0.003
-             {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, one by one if the compiler does not vectorise
-             {.B = 2, .T = 3, .C = 1, .slack = 20}},   // rstd is 316 and multiplies a rounding error
+static const OpShape layernorm_shapes[] = {
+    {.C = 768},
+    {.B = 2, .T = 32, .C = 768},
+    {.B = 3, .T = 7, .C = 67},
+    {.B = 1, .T = 3, .C = 3208},  // wider than a warp's row on a GPU, in packs
+    {.B = 2, .T = 2, .C = 401},   // and in single elements
+    {.B = 1, .T = 1, .C = 33},
+    {.B = 7, .T = 331, .C = 264},             // more rows than all blocks of a GPU's backward take at once
+    {.B = 1, .T = 250, .C = 65},              // the same for single elements
+    {.B = 1, .T = 2, .C = 1600},              // GPT-2 1558M's; with 2560 and 768, every number of packs a thread
+    {.B = 1, .T = 2, .C = 2560, .slack = 2},  // a mean of 0.003
+    {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, one by one if the compiler does not vectorise
+    {.B = 2, .T = 3, .C = 1, .slack = 20},    // rstd is 316 and multiplies a rounding error
 };
 
-static const OpShapes gelu_shapes = {
-    .gpt2 = {.C = 3072},
-    .test = {{.B = 2, .T = 16, .C = 3072}, {.B = 3, .T = 7, .C = 67}, {.B = 1, .T = 1, .C = 1}},
+static const OpShape gelu_shapes[] = {
+    {.C = 3072},
+    {.B = 2, .T = 16, .C = 3072},
+    {.B = 3, .T = 7, .C = 67},
+    {.B = 1, .T = 1, .C = 1},
 };
 
 // the MLP's fc; a benchmark of the other matmuls sets C and OC itself
-static const OpShapes matmul_shapes = {
-    .gpt2 = {.C = 768, .OC = 3072},
-    .test = {{.B = 2, .T = 12, .C = 192, .OC = 768},
-             {.B = 3, .T = 33, .C = 391, .OC = 266},  // more than a block of gemm.h in C and OC
-             {.B = 3, .T = 7, .C = 67, .OC = 37},
-             {.B = 1, .T = 1, .C = 19, .OC = 23},
-             {.B = 2, .T = 1, .C = 1, .OC = 3},
-             {.B = 1, .T = 3, .C = 5, .OC = 1}},
+static const OpShape matmul_shapes[] = {
+    {.C = 768, .OC = 3072},
+    {.B = 2, .T = 12, .C = 192, .OC = 768},
+    {.B = 3, .T = 33, .C = 391, .OC = 266},  // more than a block of gemm.h in C and OC
+    {.B = 3, .T = 7, .C = 67, .OC = 37},
+    {.B = 1, .T = 1, .C = 19, .OC = 23},
+    {.B = 2, .T = 1, .C = 1, .OC = 3},
+    {.B = 1, .T = 3, .C = 5, .OC = 1},
 };
 
-static const OpShapes attention_shapes = {
-    .gpt2 = {.NH = 12, .HS = 64},
-    .test = {{.B = 2, .T = 128, .NH = 3, .HS = 64},
-             {.B = 1, .T = 300, .NH = 1, .HS = 64},
-             {.B = 1, .T = 130, .NH = 1, .HS = 128},
-             {.B = 1, .T = 67, .NH = 3, .HS = 80},
-             {.B = 1, .T = 130, .NH = 1, .HS = 32},
-             {.B = 1, .T = 37, .NH = 2, .HS = 160},
-             {.B = 2, .T = 37, .NH = 1, .HS = 33},
-             {.B = 1, .T = 33, .NH = 1, .HS = 16},
-             {.B = 1, .T = 19, .NH = 3, .HS = 5},
-             {.B = 3, .T = 5, .NH = 2, .HS = 1},
-             {.B = 1, .T = 1, .NH = 1, .HS = 1}},
+static const OpShape attention_shapes[] = {
+    {.NH = 12, .HS = 64},
+    {.B = 2, .T = 128, .NH = 3, .HS = 64},
+    {.B = 1, .T = 300, .NH = 1, .HS = 64},
+    {.B = 1, .T = 130, .NH = 1, .HS = 128},
+    {.B = 1, .T = 67, .NH = 3, .HS = 80},
+    {.B = 1, .T = 130, .NH = 1, .HS = 32},
+    {.B = 1, .T = 37, .NH = 2, .HS = 160},
+    {.B = 2, .T = 37, .NH = 1, .HS = 33},
+    {.B = 1, .T = 33, .NH = 1, .HS = 16},
+    {.B = 1, .T = 19, .NH = 3, .HS = 5},
+    {.B = 3, .T = 5, .NH = 2, .HS = 1},
+    {.B = 1, .T = 1, .NH = 1, .HS = 1},
 };
 
-static const OpShapes classifier_shapes = {
-    .gpt2 = {.V = 50257, .Vp = 50304},
-    .test = {{.B = 1, .T = 4, .V = 50257, .Vp = 50304},
-             {.B = 3, .T = 5, .V = 67, .Vp = 71},
-             {.B = 2, .T = 3, .V = 5, .Vp = 8},
-             {.B = 1, .T = 1, .V = 1, .Vp = 3}},
+static const OpShape classifier_shapes[] = {
+    {.V = 50257, .Vp = 50304},         {.B = 1, .T = 4, .V = 50257, .Vp = 50304}, {.B = 3, .T = 5, .V = 67, .Vp = 71},
+    {.B = 2, .T = 3, .V = 5, .Vp = 8}, {.B = 1, .T = 1, .V = 1, .Vp = 3},
 };
 
-static const OpShapes part_classifier_shapes = {
-    .gpt2 = {.V = 50257, .Vp = 25216, .ranks = 2},
-    .test = {{.B = 1, .T = 4, .V = 50257, .Vp = 25216, .ranks = 2, .rank = 1},
-             {.B = 3, .T = 5, .V = 67, .Vp = 18, .ranks = 4, .rank = 3},
-             {.B = 3, .T = 5, .V = 67, .Vp = 24, .ranks = 3},
-             {.B = 2, .T = 3, .V = 5, .Vp = 8, .ranks = 2, .rank = 1},  // padding alone
-             {.B = 1, .T = 1, .V = 1, .Vp = 3, .ranks = 1}},
+static const OpShape part_classifier_shapes[] = {
+    {.V = 50257, .Vp = 25216, .ranks = 2},
+    {.B = 1, .T = 4, .V = 50257, .Vp = 25216, .ranks = 2, .rank = 1},
+    {.B = 3, .T = 5, .V = 67, .Vp = 18, .ranks = 4, .rank = 3},
+    {.B = 3, .T = 5, .V = 67, .Vp = 24, .ranks = 3},
+    {.B = 2, .T = 3, .V = 5, .Vp = 8, .ranks = 2, .rank = 1},  // padding alone
+    {.B = 1, .T = 1, .V = 1, .Vp = 3, .ranks = 1},
 };
 
-static const OpShapes loss_shapes = {
-    .gpt2 = {.B = 0},
-    .test = {{.B = 64, .T = 1536}, {.B = 3, .T = 469}, {.B = 1, .T = 1}},
+static const OpShape loss_shapes[] = {
+    {.B = 0},
+    {.B = 64, .T = 1536},
+    {.B = 3, .T = 469},
+    {.B = 1, .T = 1},
 };
 
 // the parameters
-static const OpShapes norm_shapes = {
-    .gpt2 = {.n = 124475904},
-    .test = {{.n = 98304}, {.n = 1407}, {.n = 1}, {.n = 5000000}},  // the last gives every block of a GPU two rounds
+static const OpShape norm_shapes[] = {
+    {.n = 124475904}, {.n = 98304},   {.n = 1407},
+    {.n = 1},         {.n = 5000000},  // the last gives every block of a GPU two rounds
 };
 
-static const OpShapes update_shapes = {
-    .gpt2 = {.n = 124475904},
-    .test = {{.n = 98304}, {.n = 1407}, {.n = 1, .slack = 2}},  // stochastic rounding is off by up to a unit, not half
+static const OpShape update_shapes[] = {
+    {.n = 124475904},
+    {.n = 98304},
+    {.n = 1407},
+    {.n = 1, .slack = 2},  // stochastic rounding is off by up to a unit, not half
 };
 
 static inline size_t shape_rows(const OpShape *s) { return (size_t)s->B * s->T; }
@@ -197,8 +194,8 @@ typedef struct {
 
 struct OpCase {
     const char *name;
-    const OpShapes *shapes;
-    int variants;
+    const OpShape *shapes;  // GPT-2's, then num_tests for tests
+    int num_tests, variants;
     int kernel_roundings;      // bf16: of a kernel's intermediates and result, one after another
     double tolerance;          // of fp32 results: ||got - wanted|| / ||wanted||
     void (*fill)(Problem *p);  // sets values that are not normal; NULL if all are
@@ -568,7 +565,10 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
 // probabilities and their gradient before the next product; and the result.
 
 #define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
-    { #name, &shapes##_shapes, variants, kernel_roundings, tolerance, fill, run_##name }
+    {                                                                                                                  \
+#name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, variants, kernel_roundings,       \
+            tolerance, fill, run_##name                                                                                \
+    }
 // clang-format off
 static const OpCase op_cases[] = {
     //  fp32  bf16 shapes         operation                    variants, fill
@@ -614,14 +614,11 @@ static inline const OpCase *op_case(const char *name) {
 }
 
 // the operation's i-th shape for tests; NULL after the last
-static inline const OpShape *op_shape(const OpCase *op, int i) {
-    const OpShape *s = &op->shapes->test[i];
-    return i < MAX_SHAPES && (s->B > 0 || s->n > 0) ? s : NULL;
-}
+static inline const OpShape *op_shape(const OpCase *op, int i) { return i < op->num_tests ? &op->shapes[1 + i] : NULL; }
 
 // the operation's shape in GPT-2 124M for B sequences of T tokens
 static inline OpShape op_shape_gpt2(const OpCase *op, int B, int T) {
-    OpShape s = op->shapes->gpt2;
+    OpShape s = op->shapes[0];
     bool flat = s.n > 0;  // the shape does not depend on the batch
     s.B = flat ? 0 : B;
     s.T = flat ? 0 : T;

@@ -163,16 +163,14 @@ enum { CHECK_TEXT = 512, CHECK_END = CHECK_TEXT - 16, CHECK_LINE = CHECK_END - 9
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
 
 typedef struct {
-    CheckState state;
-    double share;  // error as a share of the tolerance
-    int ends;      // children that ended, or were ended, while they checked this kernel
-    // how the last wrong kernel failed, such as "is off by 3 times the tolerance"; empty if no kernel was wrong
-    char failure[CHECK_TEXT];
-} CheckedOperation;
-
-typedef struct {
     FallbackKernels fallback;  // levels at which every operation is right, unless it has FAILED
-    CheckedOperation operations[NUM_OP_CASES];
+    struct {
+        CheckState state;
+        double share;  // error as a share of the tolerance
+        int ends;      // children that ended, or were ended, while they checked this kernel
+        // how the last wrong kernel failed, such as "is off by 3 times the tolerance"; empty if no kernel was wrong
+        char failure[CHECK_TEXT];
+    } operations[NUM_OP_CASES];
     bool begun;                    // a child has started to check an operation
     char not_started[CHECK_TEXT];  // why a child ended before its first operation; empty if none did
 } SelfCheck;
@@ -276,14 +274,14 @@ static inline int start_check(Child *child, const SelfCheck *result, const Backe
 
 // the operation has this share of its tolerance
 static inline void take_share(SelfCheck *result, int i, double share, bool gpu) {
-    CheckedOperation *operation = &result->operations[i];
-    operation->share = share;
-    operation->state = RIGHT;
+    char *failure = result->operations[i].failure;
+    result->operations[i].share = share;
+    result->operations[i].state = RIGHT;
     if (share <= 1) { return; }
     if (isinf(share)) {
-        snprintf(operation->failure, CHECK_TEXT, "gives NaN, leaves an output unwritten, or writes an input");
+        snprintf(failure, CHECK_TEXT, "gives NaN, leaves an output unwritten, or writes an input");
     } else {
-        snprintf(operation->failure, CHECK_TEXT, "is off by %.3g times the tolerance", share);
+        snprintf(failure, CHECK_TEXT, "is off by %.3g times the tolerance", share);
     }
     replace_kernel(result, i, gpu);
 }
@@ -389,12 +387,11 @@ static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
 // A line of the report. The name comes first: it stays the last word if the operation ends the program.
 static inline void print_operation(int i, const SelfCheck *result, CheckedDevice *d) {
     const OpCase *op = &op_cases[i];
-    const CheckedOperation *checked = &result->operations[i];
     bool gpu = is_gpu(d->backend);
     printf("%-28s ", op->name);
     fflush(stdout);
-    if (checked->state == FAILED) {
-        printf("%s, and has no other kernel\n", checked->failure);
+    if (result->operations[i].state == FAILED) {
+        printf("%s, and has no other kernel\n", result->operations[i].failure);
         return;
     }
     OpShape shape = shape_for_rates(op, gpu);
@@ -404,11 +401,11 @@ static inline void print_operation(int i, const SelfCheck *result, CheckedDevice
     problem_free(&p);
     const ReplaceableKernel *r = find_replaceable(op->name);
     printf("%-18s %5.2f %9.3f %8.0f %s\n", kernel_at_level(op->name, r ? result->fallback.level[r->fallback] : 0, gpu),
-           checked->share, 1e3 * seconds, (flops > 0 ? flops : problem_bytes(&p)) / seconds / 1e9,
+           result->operations[i].share, 1e3 * seconds, (flops > 0 ? flops : problem_bytes(&p)) / seconds / 1e9,
            flops > 0 ? "GFLOP/s" : "GB/s");
     int failed = find_failure(result, i);
     if (failed == i) {
-        printf("%-28s a faster kernel %s\n", "", checked->failure);
+        printf("%-28s a faster kernel %s\n", "", result->operations[i].failure);
     } else if (failed >= 0) {
         printf("%-28s a faster kernel fails in %s\n", "", op_cases[failed].name);
     }

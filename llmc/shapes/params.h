@@ -1,8 +1,8 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
-         ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols, param_used_rows,
-         NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
+         ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols,
+         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
