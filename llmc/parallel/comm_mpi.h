@@ -388,14 +388,6 @@ static inline Comm *mpi_split(Comm *comm, int colour, int key) {
     return part;
 }
 
-static inline void mpi_finalize(MpiJob *job) {
-    stop_hook()->stop = NULL;
-    CHECK_MPI(MPI_Win_free(&job->window));
-    CHECK_MPI(MPI_Comm_free(&job->control));
-    CHECK_MPI(MPI_Finalize());
-    free(job);
-}
-
 static inline void mpi_close(Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     if (g->is_world) { comm_barrier(comm); }
@@ -404,7 +396,13 @@ static inline void mpi_close(Comm *comm) {
         comm->device->release_host(g->staged);
     }
     CHECK_MPI(MPI_Comm_free(&g->ranks));
-    if (g->is_world) { mpi_finalize(g->job); }
+    if (g->is_world) {
+        stop_hook()->stop = NULL;
+        CHECK_MPI(MPI_Win_free(&g->job->window));
+        CHECK_MPI(MPI_Comm_free(&g->job->control));
+        CHECK_MPI(MPI_Finalize());
+        free(g->job);
+    }
     free(g->counts);
     free(g);
     free(comm);

@@ -198,20 +198,22 @@ static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *
                                                     const floatX *wte, const floatX *wpe, PackedSequences packed, int B,
                                                     int T, int C) {
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    bool alone = tp->comm->size == 1;
-    if (alone && !packed.ranges) {
+    if (tp->comm->size == 1 && !packed.ranges) {
         tp->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, tp->ex);
         return;
     }
-    floatX *partial = alone ? out : scratch_acquire(tp->partial, "partial", tp->all_elements);
-    tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
-    if (!alone) {
-        const floatX *sum = rows_reduce_scatter(tp, partial);
-        rows_wait(tp, sum);
-        tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
+    if (tp->comm->size == 1) {
+        tp->ops->token_embedding_forward(out, tokens, wte, 0, tp->vocab, N, C, tp->ex);
+        add_positions(tp, out, wpe, packed, T, C);
+        return;
     }
+    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
+    tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
+    const floatX *sum = rows_reduce_scatter(tp, partial);
+    rows_wait(tp, sum);
+    tp->device->enqueue_copy(out, sum, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
     add_positions(tp, out, wpe, packed, T, C);
-    if (!alone) { scratch_release(tp->partial); }
+    scratch_release(tp->partial);
 }
 
 // dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout (N,C): its all-gather has begun.
