@@ -131,10 +131,9 @@ typedef struct {
 static const floatX *param(const GPT2 *m, ParamId id, int layer) { return zero_param(&m->zero, id, layer); }
 static Gradient grad(const GPT2 *m, ParamId id, int layer) { return zero_grad(&m->zero, id, layer); }
 
+// of one slot
 static size_t activation_bytes(const GPT2 *m, ActivationId id) {
-    const ModelOptions *o = &m->options;
-    size_t size = activation_specs[id].statistic ? sizeof(real) : sizeof(floatX);
-    return activation_elements(id, o->B * o->T, &m->config, &m->local, !o->gather_again) * size;
+    return plan_slot_bytes(plan_find(&m->plan, activation_specs[id].name));
 }
 static void *activation(const GPT2 *m, ActivationId id, int layer) {
     size_t slot = (size_t)activation_slot(&m->options.recompute, id, layer, m->config.num_layers);
@@ -175,13 +174,6 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
 }
 
 // ---- build and free
-
-// a scratch buffer on the tensor `name` of the plan; without memory if the plan has none
-static Scratch scratch_create(GPT2 *m, const char *name, floatX *memory) {
-    const PlanTensor *t = plan_find(&m->plan, name);
-    Scratch s = {memory, t ? t->bytes : 0, NULL, m->device, &m->exec};
-    return s;
-}
 
 // The arena has set the pointers of the state; this sets the types.
 static void open_state(GPT2 *m) {
@@ -236,10 +228,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->plan = gpt2_plan(&config, &options);
     m->arena = arena_create(&m->plan, m->device);
     arena_bind(m->arena, &m->plan, &m->tensors);
-    m->mlp_scratch = scratch_create(m, "mlp_scratch", m->tensors.mlp_scratch);
-    m->norm_scratch = scratch_create(m, "norm_scratch", m->tensors.norm_scratch);
-    m->hidden_scratch = scratch_create(m, "hidden_scratch", m->tensors.hidden_scratch);
-    m->gathered_gradient = scratch_create(m, "gathered_gradient", m->tensors.gathered_gradient);
+    m->mlp_scratch = scratch_open(m->arena, &m->plan, "mlp_scratch", m->device, &m->exec);
+    m->norm_scratch = scratch_open(m->arena, &m->plan, "norm_scratch", m->device, &m->exec);
+    m->hidden_scratch = scratch_open(m->arena, &m->plan, "hidden_scratch", m->device, &m->exec);
+    m->gathered_gradient = scratch_open(m->arena, &m->plan, "gathered_gradient", m->device, &m->exec);
     open_state(m);
     tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->hidden_scratch,
             m->tensors.statistics);
@@ -438,13 +430,12 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Pac
 // The staged micro-batch -> the output of the last block. gpt2_classify goes on with the final layernorm and the loss:
 // in chunks, each with its gradients, since the logits of all rows would be the largest tensor.
 static void gpt2_forward(GPT2 *m) {
-    const Recompute *recompute = &m->options.recompute;
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
         zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(l + 1));
-        offload_acquire(&m->offload, output_of_block(recompute, l));
+        offload_acquire(&m->offload, output_of_block(&m->options.recompute, l));
         block_forward(m, l);
-        offload_store(&m->offload, output_of_block(recompute, l));
+        offload_store(&m->offload, output_of_block(&m->options.recompute, l));
         poison_recomputed(m, l, LN1, FCH_GELU);
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
@@ -546,7 +537,6 @@ static void release_gradient(GPT2 *m) {
 // and returns this rank's rows of partial_dln2, summed over the ranks.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
-    TensorParallel *tp = &m->tp;
     const BlockParams *p = &m->block_params[l];
     const BlockGrads *g = &m->block_grads[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -562,15 +552,15 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     // fcb's gradient, the column sums of dfch, is a by-product of the matmul that sums in its type: in floatX the one
     // that writes dfch, in fp32 the one that reads it
     bool floatX_bias = g->fcb.dtype == DT_FLOATX;
-    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, floatX_bias ? g->fcb : no_gradient, dout, gelu, p->fcprojw,
-                          a->fch, mode, N, d_ff, C);
+    row_parallel_backward(&m->tp, dfch, g->fcprojw, g->fcprojb, floatX_bias ? g->fcb : no_gradient, dout, gelu,
+                          p->fcprojw, a->fch, mode, N, d_ff, C);
     release_gradient(m);
-    floatX *partial_dln2 = scratch_acquire(&m->hidden_scratch, "dln2", tp->all_elements);
-    const floatX *dln2 = column_parallel_backward(tp, partial_dln2, g->fcw, floatX_bias ? no_gradient : g->fcb, dfch,
-                                                  ln2, p->fcw, mode, N, C, d_ff);
+    floatX *partial_dln2 = scratch_acquire(&m->hidden_scratch, "dln2", m->tp.all_elements);
+    const floatX *dln2 = column_parallel_backward(&m->tp, partial_dln2, g->fcw, floatX_bias ? no_gradient : g->fcb,
+                                                  dfch, ln2, p->fcw, mode, N, C, d_ff);
     norm_release(m, ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd, mode,
-                            tp->own_rows, C, ex);
+                            m->tp.own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 
@@ -578,21 +568,21 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     dout = gather_gradient(m, dresidual);
     const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
     floatX *datty = scratch_acquire(&m->hidden_scratch, "datty", (size_t)N * (size_t)A);
-    row_parallel_backward(tp, datty, g->attprojw, g->attprojb, no_gradient, dout, a->atty, p->attprojw, NULL, mode, N,
-                          A, C);
+    row_parallel_backward(&m->tp, datty, g->attprojw, g->attprojb, no_gradient, dout, a->atty, p->attprojw, NULL, mode,
+                          N, A, C);
     release_gradient(m);
     floatX *dqkv = scratch_acquire(&m->mlp_scratch, "dqkv", (size_t)N * 3 * (size_t)A);
     attention_backward(m, a, dqkv, datty);
     scratch_release(&m->hidden_scratch);
-    floatX *partial_dln1 = scratch_acquire(&m->hidden_scratch, "dln1", tp->all_elements);
+    floatX *partial_dln1 = scratch_acquire(&m->hidden_scratch, "dln1", m->tp.all_elements);
     const floatX *dln1 =
-        column_parallel_backward(tp, partial_dln1, g->qkvw, g->qkvb, dqkv, ln1, p->qkvw, mode, N, C, 3 * A);
+        column_parallel_backward(&m->tp, partial_dln1, g->qkvw, g->qkvb, dqkv, ln1, p->qkvw, mode, N, C, 3 * A);
     norm_release(m, ln1);
     // The keys' bias shifts all scores of a query alike, so its gradient is 0: otherwise AdamW turns rounding noise
     // into full-size updates.
     m->device->enqueue_fill(gradient_at(g->qkvb, (size_t)A).at, 0, (size_t)A * dtype_size(g->qkvb.dtype), ex);
     ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
-                            tp->own_rows, C, ex);
+                            m->tp.own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     scratch_release(&m->mlp_scratch);
 }
@@ -626,19 +616,18 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
-    const Recompute *recompute = &m->options.recompute;
     zero_grads_prefetch(&m->zero);
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // From -r 4 on: the forward of the checkpoint segment that ends at l again, except its last block.
-        int first = recompute_from(recompute, l);
-        if (first <= l) { offload_wait(&m->offload, input_of_block(recompute, first)); }
+        int first = recompute_from(&m->options.recompute, l);
+        if (first <= l) { offload_wait(&m->offload, input_of_block(&m->options.recompute, first)); }
         for (int k = first; k < l; k++) {
             zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
             block_forward(m, k);  // with -ge 1 the fused GELU, as in the forward
         }
-        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(backward_next(recompute, l)));
+        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(backward_next(&m->options.recompute, l)));
         zero_grads_acquire(&m->zero, layer_bucket(l));
         block_backward(m, l, dresidual, mode);
         poison_recomputed(m, l, LN1, RESIDUAL3);
@@ -654,24 +643,23 @@ static void gpt2_backward(GPT2 *m, real scale) {
 // second is captured. A graph cannot wait for a collective or a copy that began outside of it, so we wait before the
 // capture and before each launch. False if the driver refused the graph: a second call captures without early launches.
 static bool try_micro_step(GPT2 *m, int micro) {
-    const Device *device = m->device;
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
     DeviceGraph **graph = &m->graphs[first][last];
-    bool uses_graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
+    bool uses_graph = m->device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
                       !m->packed.ranges && m->has_run[first][last];
     zero_micro_step(&m->zero, micro, m->options.micro_steps);
     if (uses_graph) { zero_wait_all(&m->zero); }
     if (uses_graph && *graph) {
-        device->graph_launch(*graph, &m->exec);
+        m->device->graph_launch(*graph, &m->exec);
         return true;
     }
-    if (uses_graph) { device->capture_begin(&m->exec); }
+    if (uses_graph) { m->device->capture_begin(&m->exec); }
     m->offload.stores = true;
     gpt2_forward(m);
     gpt2_backward(m, 1 / m->update_targets);
     m->offload.stores = false;
     m->has_run[first][last] = true;
-    if (uses_graph) { *graph = device->capture_end(&m->exec); }
+    if (uses_graph) { *graph = m->device->capture_end(&m->exec); }
     return !uses_graph || *graph;
 }
 

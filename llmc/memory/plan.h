@@ -1,9 +1,9 @@
 /*
 The memory plan: a list of every tensor on the device and in pinned host memory, made before anything is allocated; and
 the arenas, which allocate exactly that list.
-defines: Lifetime, PlanTensor, Plan, plan_find, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_device_bytes, mebibytes,
-         plan_print, plan_json, plan_free, Arena, arena_create, arena_release, arena_bind, Scratch, scratch_acquire,
-         scratch_release
+defines: Lifetime, PlanTensor, Plan, plan_find, plan_slot_bytes, plan_add, PLAN_ADD_MEMBER, plan_bytes,
+         plan_device_bytes, mebibytes, plan_print, plan_json, plan_free, Arena, arena_create, arena_release, arena_bind,
+         Scratch, scratch_open, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
@@ -48,6 +48,13 @@ static inline const PlanTensor *plan_find(const Plan *plan, const char *name) {
         if (strcmp(plan->tensors[i].name, name) == 0) { return &plan->tensors[i]; }
     }
     return NULL;
+}
+
+// bytes from one index of the first dimension to the next, such as from slot to slot
+static inline size_t plan_slot_bytes(const PlanTensor *t) {
+    size_t bytes = dtype_size(t->dtype);
+    for (int i = 1; i < t->num_dims; i++) { bytes *= t->shape[i]; }
+    return bytes;
 }
 
 // bytes of one lifetime
@@ -193,6 +200,13 @@ typedef struct {
     const Device *device;
     Exec *ex;  // of the work that uses the buffer
 } Scratch;
+
+// The scratch buffer `name` of the plan. Without memory if the plan has no such tensor.
+static inline Scratch scratch_open(Arena arena, const Plan *plan, const char *name, const Device *device, Exec *ex) {
+    const PlanTensor *t = plan_find(plan, name);
+    Scratch scratch = {t ? arena.device + t->offset : NULL, t ? t->bytes : 0, NULL, device, ex};
+    return scratch;
+}
 
 // The buffer's memory for a tensor of `elements`. Stops if the buffer is in use or too small.
 static inline floatX *scratch_acquire(Scratch *scratch, const char *owner, size_t elements) {

@@ -15,9 +15,9 @@ backward does not need its output. A recomputed tensor is in a slot that all seg
 segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP channels, and its own rows of
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
 them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
-defines: ActivationId, activation_specs, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, backward_next, num_saved,
-         input_of_block, output_of_block, num_activation_slots, activation_slot
+defines: ActivationId, activation_specs, activation_width, activation_rows, Recompute, forward_only, layer_level,
+         segment_end, activation_is_saved, recompute_from, backward_next, num_saved, input_of_block, output_of_block,
+         num_activation_slots, activation_slot
 */
 #pragma once
 #include "llmc/shapes/slices.h"
@@ -95,12 +95,6 @@ static inline size_t activation_rows(ActivationId id, int N, const LocalShape *l
     if (activation_specs[id].rows == ALL_ROWS) { return (size_t)N; }
     size_t chunk = chunk_size((size_t)N, local->tp_size);
     return gathered && (id == LN1 || id == LN2) ? chunk * (size_t)local->tp_size : chunk;
-}
-
-// elements of one slot
-static inline size_t activation_elements(ActivationId id, int N, const GPT2Config *c, const LocalShape *local,
-                                         bool gathered) {
-    return activation_rows(id, N, local, gathered) * activation_width(id, c, local);
 }
 
 // -r -rk -rn for a model of L blocks
