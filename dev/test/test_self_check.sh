@@ -67,7 +67,7 @@ no_cublaslt() {
 }
 ok "cuBLASLt is replaced" no_cublaslt
 # fails BREAK OPERATION REPLACEMENT WORDS: a kernel that ends its program, or never ends
-fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=20 replaced "$2" "$3" "failed: $4"; }
+fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=8 replaced "$2" "$3" "failed: $4"; }
 ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward "cuBLASLt, unfused" "matmul (m="
 
 no_other_kernel() {
@@ -113,7 +113,7 @@ ok "a later --self-check overrides a remembered pass" latest
 
 # replaces BREAK: a start replaces attention_backward's kernel, says so at every start, and trains right
 replaces() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128$1 SIMT_CHECK_SECONDS=20
+    export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128$1 SIMT_CHECK_SECONDS=8
     rm -rf "$folder/replaced" "$folder/slow"
     run 0 "${train[@]}" -o "$folder/slow" && has "$folder/out" "$said" && has "$folder/out" "$note" &&
         has "$folder/out" "the fast kernel of attention_backward $2" && close "$folder/right" "$folder/slow" &&
@@ -122,7 +122,7 @@ replaces() {
 ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces "" "is off by"
 ok "a run replaces a kernel that does not launch" replaces :error "failed: "
 ok "a run replaces a kernel that crashes" replaces :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
-ok "a run replaces a kernel that hangs" replaces :hang "failed: no answer for 20 s"
+ok "a run replaces a kernel that hangs" replaces :hang "failed: no answer for 8 s"
 without_check() {
     SIMT_BREAK=attention_dq_kernel:128 run 0 "${train[@]}" -o "$folder/wrong" && ! close "$folder/right" "$folder/wrong"
 }
@@ -130,7 +130,7 @@ TRAIN_GPT2_SELF_CHECK='' ok "without the check the same kernel trains wrong" wit
 
 # ends MODE CAUSE: a run ends before training if there is no other kernel
 ends() {
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel$1 SIMT_CHECK_SECONDS=20 \
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel$1 SIMT_CHECK_SECONDS=8 \
         run 1 "${train[@]}" -o "$folder/never" &&
         grep -q "^train_gpt2: gelu_forward $2.*, and there is no other kernel (cuda, emulator" "$folder/err" &&
         [ "$(wc -l <"$folder/err")" -eq 1 ] && [ ! -e "$folder/never" ] && [ ! -e "$folder/failed" ]
@@ -138,7 +138,7 @@ ends() {
 ok "a run ends before training if there is no other kernel" ends "" "is off by"
 ok "and if the only kernel does not launch" ends :error "failed: .*: invalid configuration argument"
 ok "and if the only kernel crashes" ends :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
-ok "and if the only kernel hangs" ends :hang "failed: no answer for 20 s"
+ok "and if the only kernel hangs" ends :hang "failed: no answer for 8 s"
 
 not_started() {
     export TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_CHECK_SECONDS=0
@@ -170,7 +170,7 @@ ok "a child that is killed once replaces no kernel" child_killed
 broke_off() {
     local parent
     cp "$trainer" "$folder/once"
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel:hang SIMT_CHECK_SECONDS=20 \
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel:hang SIMT_CHECK_SECONDS=8 \
         "$folder/once" "${train[@]:1}" >"$folder/out" 2>"$folder/err" &
     parent=$!
     child_of $parent >"$folder/child" && chmod a-x "$folder/once"

@@ -88,7 +88,7 @@ static const OpShape gelu_shapes[] = {
 // the MLP's fc; a benchmark of the other matmuls sets C and OC itself
 static const OpShape matmul_shapes[] = {
     {.C = 768, .OC = 3072},
-    {.B = 2, .T = 12, .C = 192, .OC = 768},
+    {.B = 2, .T = 12, .C = 96, .OC = 384},
     {.B = 3, .T = 33, .C = 391, .OC = 266},  // more than a block of gemm.h in C and OC
     {.B = 3, .T = 7, .C = 67, .OC = 37},
     {.B = 1, .T = 1, .C = 19, .OC = 23},

@@ -34,6 +34,7 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 #define SELF_CHECK_SECONDS 60  // longest silence of a child
 #define DRIVER_VERSION_FILE "/proc/driver/nvidia/version"
 #define TIMES_ARE_REAL true
+#define SELF_CHECK_LARGEST (2 << 20)  // bytes of a shape's arrays; larger shapes are left out
 #endif
 
 // ---- plainer kernels
@@ -75,7 +76,7 @@ static inline const char *kernel_at_level(const char *operation, int level, bool
 
 // ---- one operation
 
-enum { SELF_CHECK_PARTIALS = 64 << 20, SELF_CHECK_LARGEST = 2 << 20 };  // bytes: scratch; arrays of a shape
+enum { SELF_CHECK_PARTIALS = 64 << 20 };  // bytes of scratch
 
 // a backend opened for single operations
 typedef struct {
