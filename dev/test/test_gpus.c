@@ -5,8 +5,8 @@ GPUs by the name that the driver reports, and from their properties: for MFU and
 #include "llmc/run/gpus.h"
 
 static GpuModel gpu_named(const char *name, int capability, int multiprocessors) {
-    GpuProperties p = {name, capability, multiprocessors, 2000000, 1000000, 256, 12e9};
-    return gpu_of_properties(&p);
+    GpuModel gpu = {"", NULL, capability, multiprocessors, 0, 0, 0, 12e9};
+    return gpu_model(name, gpu, 2000000, 1000000, 256);
 }
 
 TEST(test_known_by_the_drivers_name) {

@@ -129,14 +129,9 @@ static inline int cuda_attribute(cudaDeviceAttr attribute) {
 static inline GpuModel cuda_gpu(void) {
     struct cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, cuda_current_device()));
-    GpuProperties properties = {p.name,
-                                10 * p.major + p.minor,
-                                p.multiProcessorCount,
-                                cuda_attribute(cudaDevAttrClockRate),
-                                cuda_attribute(cudaDevAttrMemoryClockRate),
-                                cuda_attribute(cudaDevAttrGlobalMemoryBusWidth),
-                                (double)p.totalGlobalMem};
-    return gpu_of_properties(&properties);
+    GpuModel gpu = {"", NULL, 10 * p.major + p.minor, p.multiProcessorCount, 0, 0, 0, (double)p.totalGlobalMem};
+    return gpu_model(p.name, gpu, cuda_attribute(cudaDevAttrClockRate), cuda_attribute(cudaDevAttrMemoryClockRate),
+                     cuda_attribute(cudaDevAttrGlobalMemoryBusWidth));
 }
 
 // TF32 has half the rate of 16-bit inputs.
@@ -170,12 +165,14 @@ static const Backend cuda_backend = {
     .peak_flops = cuda_peak_flops,
 };
 static const Backend *const gpu_backend = &cuda_backend;
+#define DEVICES_BUILT_IN "cpu cuda"
 
 static inline void share_bytes(void *bytes, size_t count, void *world) {
     comm_broadcast_host(bytes, count, 0, static_cast<Comm *>(world));
 }
 #else
 static const Backend *const gpu_backend = NULL;
+#define DEVICES_BUILT_IN "cpu"
 #endif
 
 // All ranks use rank 0's cuBLASLt algorithms. They run the same matmuls in the same order.
@@ -188,11 +185,6 @@ static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA, DEVICE_REFERENCE } DeviceChoice;  // in the order of DEVICE_CHOICES
 #define DEVICE_CHOICES "auto cpu cuda reference"
-#ifdef HAVE_CUDA
-#define DEVICES_BUILT_IN "cpu cuda"
-#else
-#define DEVICES_BUILT_IN "cpu"
-#endif
 
 // why --device auto of a CUDA build is the CPU, or ""
 static inline const char *why_no_gpu(DeviceChoice choice) {

@@ -1,7 +1,7 @@
 /*
 NVIDIA GPUs: published rates and sizes, by name; for an unknown GPU, from its properties. For MFU, and for predictions
 of a training step (dev/bench/roofline.h).
-defines: GpuModel, known_gpus, NUM_GPUS, GpuProperties, gpu_of_properties
+defines: GpuModel, known_gpus, NUM_GPUS, gpu_model
 */
 #pragma once
 #include <stdbool.h>
@@ -38,13 +38,6 @@ static const GpuModel known_gpus[] = {
 };
 enum { NUM_GPUS = sizeof known_gpus / sizeof known_gpus[0] };
 
-// properties of a GPU that the CUDA runtime reports
-typedef struct {
-    const char *name;
-    int capability, multiprocessors, kilohertz, memory_kilohertz, memory_bits;
-    double memory;  // bytes
-} GpuProperties;
-
 // FLOPs of a multiprocessor in a cycle: tensor cores as in GpuModel.matmul_flops, of which a GeForce does half from
 // sm_75 to sm_89 and on sm_120; CUDA cores in fp32
 static const struct {
@@ -60,25 +53,21 @@ static inline bool gpu_is(const char *name, const char *words) {
            (length == last || name[length - last - 1] == ' ');
 }
 
-// The known GPU of that name. A laptop's GPU or a part of a GPU may have the same name and fewer multiprocessors: its
-// rates are computed, like those of an unknown GPU. The latest architecture stands in for an unknown one.
-static inline GpuModel gpu_of_properties(const GpuProperties *p) {
+// The GPU that the driver calls `name`. gpu: its capability, multiprocessors and memory; memory_kilohertz and memory_bits
+// are the clock rate and the width of the memory bus. A laptop's GPU or a part of a GPU may have the name of a known GPU
+// and fewer multiprocessors: its rates are computed, like those of an unknown GPU. The latest architecture stands in for
+// an unknown one.
+static inline GpuModel gpu_model(const char *name, GpuModel gpu, int kilohertz, int memory_kilohertz, int memory_bits) {
     for (int i = 0; i < NUM_GPUS; i++) {
         const GpuModel *known = &known_gpus[i];
-        if (gpu_is(p->name, known->device) && p->multiprocessors == known->multiprocessors) { return *known; }
+        if (gpu_is(name, known->device) && gpu.multiprocessors == known->multiprocessors) { return *known; }
     }
-    GpuModel gpu;
-    memset(&gpu, 0, sizeof gpu);
     int at = sizeof gpu_cycles / sizeof gpu_cycles[0] - 1;
-    while (at > 0 && gpu_cycles[at].capability > p->capability) { at--; }
-    double cycles = 1e3 * p->kilohertz * p->multiprocessors;
-    snprintf(gpu.name, sizeof gpu.name, "%.31s", p->name);
-    gpu.device = p->name;
-    gpu.capability = p->capability;
-    gpu.multiprocessors = p->multiprocessors;
-    gpu.matmul_flops = gpu_cycles[at].matmul * cycles * (strstr(p->name, "GeForce") ? 0.5 : 1);
+    while (at > 0 && gpu_cycles[at].capability > gpu.capability) { at--; }
+    double cycles = 1e3 * kilohertz * gpu.multiprocessors;
+    snprintf(gpu.name, sizeof gpu.name, "%.31s", name);
+    gpu.matmul_flops = gpu_cycles[at].matmul * cycles * (strstr(name, "GeForce") ? 0.5 : 1);
     gpu.fp32_flops = gpu_cycles[at].fp32 * cycles;
-    gpu.bandwidth = 2e3 * p->memory_kilohertz * p->memory_bits / 8;  // two transfers a cycle
-    gpu.memory = p->memory;
+    gpu.bandwidth = 2e3 * memory_kilohertz * memory_bits / 8;  // two transfers a cycle
     return gpu;
 }

@@ -200,10 +200,8 @@ static inline int agreed_signal(Comm *world) { return (int)comm_max(received_sig
 
 // why a run stops at this signal; "" at 0
 static inline const char *signal_text(int signal_number) {
-    switch (signal_number) {
-    case 0: return "";
-    case SIGINT: return "interrupted";
-    case SIGTERM: return "told to end by SIGTERM";
-    default: return "told to end by a signal";
-    }
+    return signal_number == 0         ? ""
+           : signal_number == SIGINT  ? "interrupted"
+           : signal_number == SIGTERM ? "told to end by SIGTERM"
+                                      : "told to end by a signal";
 }

@@ -100,11 +100,9 @@ typedef struct {
     int skipped;  // updates in a row
 } Outliers;
 
-static inline bool outlier_storable(double x) { return fabs(x) <= FLT_MAX; }  // false for NaN
-
 // Stores x in place of the oldest value and returns the z-score of x. A value that is not storable is +inf.
 static inline double outlier_zscore(OutlierDetector *detector, double x) {
-    if (!outlier_storable(x)) { return (double)INFINITY; }
+    if (!(fabs(x) <= FLT_MAX)) { return (double)INFINITY; }  // NaN too
     detector->window[detector->count++ % OUTLIER_WINDOW] = x;
     if (detector->count <= OUTLIER_WINDOW) { return (double)NAN; }
     // sums of differences to x: equal values give exactly 0
@@ -137,9 +135,7 @@ static inline cJSON *outlier_detector_to_json(const OutlierDetector *detector) {
     for (int64_t i = detector->count - stored; i < detector->count; i++) {
         char text[32];
         snprintf(text, sizeof text, "%a", detector->window[i % OUTLIER_WINDOW]);
-        if (!cJSON_AddItemToArray(array, cJSON_CreateString(text))) {
-            run_error("out of host memory: outlier detector");
-        }
+        cJSON_AddItemToArray(array, cJSON_CreateString(text));
     }
     return array;
 }
@@ -155,7 +151,7 @@ static inline bool outlier_detector_from_json(OutlierDetector *detector, const c
         if (!text || !*text) { return false; }
         char *end;
         double x = strtod(text, &end);
-        if (*end || !outlier_storable(x)) { return false; }
+        if (*end || !(fabs(x) <= FLT_MAX)) { return false; }
         loaded.window[loaded.count++] = x;
     }
     *detector = loaded;
