@@ -4,13 +4,9 @@ defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_s
          nan_check_open, nan_check_params, nan_check_result
 
 --profile times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
-(ui.perfetto.dev) and chrome://tracing open.
-  profile_backend     the backend with its operations hooked and its copies wrapped: a timed event of the device is
-                      recorded before and after each call. Without --profile, the backend itself
-  profile_attach      finds the model, and wraps the collectives
-  profile_step_begin  and profile_step_end surround each step, and record and write the profiled ones
-Hooks and wrappers find the Profile in their Exec. Outside of the profiled steps they record nothing, so CUDA graphs
-hold no events. Profiled steps launch each kernel by itself, and a collective is waited for where it begins.
+(ui.perfetto.dev) and chrome://tracing open. A timed event of the device is recorded before and after each operation,
+copy and collective. Outside of the profiled steps nothing is recorded, so CUDA graphs hold no events. Profiled steps
+launch each kernel by itself, and a collective is waited for where it begins.
 The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are the minimum that the
 operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (ops.h).
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -37,7 +33,7 @@ and the cause:
 #include <unistd.h>
 
 // Steps of a start that are not profiled: the first autotunes matmuls, the second captures CUDA graphs.
-enum { PROFILE_WARMUP = 2, PROFILE_CALLS = 4096 };
+enum { PROFILE_WARMUP = 2 };
 
 typedef struct {
     const char *name, *category;
@@ -51,13 +47,9 @@ typedef struct Profile {
     // the wrapped tables
     OpHooks hooks;
     const Device *device;
-    struct {
-        Comm *comm;
-        const CommBackend *inner;
-        CommBackend wrapped;
-    } comms[3];
-    int num_comms;
+    const CommBackend *collectives;
     // the tables given to the model
+    CommBackend wrapped_collectives;
     Device wrapped_device;
     Backend backend;
     // the model
@@ -67,14 +59,13 @@ typedef struct Profile {
     int wanted, skipped, done;  // done: written
     long long step;             // of the profile's current or last step, from 1
     bool active;                // calls are recorded
-    ProfiledCall *calls;        // (PROFILE_CALLS) not written yet
-    int num_calls;
-    DeviceEvent *step_begin, *operation_begin;
-    double step_start;  // seconds from the first profiled step to step_begin
-    // the file
+    ProfiledCall *calls;        // (num_calls), of the step
+    size_t num_calls;
+    DeviceEvent *step_begin, *last_begin, *operation_begin;  // last_begin: of the profiled step before; or NULL
+    double step_start;                                       // seconds from the first profiled step to step_begin
+    // the file, which holds whole steps
     char path[PATH_LENGTH];
-    PartFile out;       // without a file: not open
-    off_t whole_steps;  // bytes of the file that hold whole steps
+    PartFile out;  // without a file: not open
 } Profile;
 
 // ---- the file
@@ -113,21 +104,6 @@ static inline void profile_write_call(const Profile *p, const ProfiledCall *call
     fputs("}}", p->out.file);
 }
 
-// Waits for the device and writes the recorded calls. Event `step % 2` is free: start_step records it at its end, and
-// no step that waits for it is pending.
-static inline void profile_flush(Profile *p, Exec *ex) {
-    int event = (int)((p->step - 1) % 2);
-    p->device->event_record(event, ex);
-    comm_event_synchronize(event, p->world, ex);
-    for (int i = 0; i < p->num_calls; i++) {
-        profile_write_call(p, &p->calls[i]);
-        p->device->event_destroy(p->calls[i].begin);
-        p->device->event_destroy(p->calls[i].end);
-    }
-    p->num_calls = 0;
-    if (fflush(p->out.file) != 0 || ferror(p->out.file)) { profile_failed(p, errno); }
-}
-
 // Ends the trace and gives the file its name.
 static inline void profile_finish_file(Profile *p) {
     fputs("\n]}\n", p->out.file);
@@ -149,7 +125,7 @@ static inline ProfiledCall *profile_end(DeviceEvent *begin, const char *name, co
     Profile *p = ex->profile;
     if (!begin) { return NULL; }
     ProfiledCall call = {name, category, begin, p->device->event_timed(ex), bytes, flops, ex->layer, ""};
-    if (p->num_calls == PROFILE_CALLS) { profile_flush(p, ex); }
+    p->calls = (ProfiledCall *)xgrow(p->calls, p->num_calls, sizeof call);
     p->calls[p->num_calls] = call;
     return &p->calls[p->num_calls++];
 }
@@ -197,17 +173,11 @@ PROFILED_COPY(enqueue_copy, "copy", 2, (void *to, const void *from, size_t bytes
 PROFILED_COPY_BEGIN(upload_begin, "offload upload")
 PROFILED_COPY_BEGIN(download_begin, "offload download")
 
-static inline const CommBackend *profile_inner(const Comm *comm, const Profile *p) {
-    int i = 0;
-    while (p->comms[i].comm != comm) { i++; }
-    return p->comms[i].inner;
-}
-
 // sent: bytes that this rank sends. The wait makes the collective's end an event of the operations' stream.
 #define PROFILED_COLLECTIVE(function, sent, parameters, arguments)                                                     \
     static inline void profiled_##function parameters {                                                                \
         DeviceEvent *begin = profile_begin(ex);                                                                        \
-        const CommBackend *inner = profile_inner(comm, ex->profile);                                                   \
+        const CommBackend *inner = ex->profile->collectives;                                                           \
         inner->function arguments;                                                                                     \
         if (begin) { inner->wait(comm->calls, comm, ex); }                                                             \
         profile_end(begin, #function, "collective", (double)(sent), 0, ex);                                            \
@@ -224,19 +194,19 @@ PROFILED_COLLECTIVE(broadcast, broadcast_bytes(count, dtype, root, comm->rank, c
                     (void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex),
                     (buffer, count, dtype, root, comm, ex))
 
-static inline void profile_wrap_comm(Profile *p, Comm *comm) {
-    int i = p->num_comms;
-    if (comm->size == 1 || comm->backend == &p->comms[0].wrapped) { return; }  // -tp 1: dp is the world
-    CommBackend *wrapped = &p->comms[i].wrapped;
-    p->comms[i].comm = comm;
-    p->comms[i].inner = comm->backend;
-    *wrapped = *comm->backend;
-    wrapped->all_reduce = profiled_all_reduce;
-    wrapped->reduce_scatter = profiled_reduce_scatter;
-    wrapped->all_gather = profiled_all_gather;
-    wrapped->broadcast = profiled_broadcast;
-    comm->backend = wrapped;
-    p->num_comms++;
+// All groups of several ranks have the world's backend.
+static inline void profile_wrap_collectives(Profile *p, const Groups *groups) {
+    Comm *const comms[] = {groups->world, groups->dp, groups->tp};
+    if (p->world->size == 1) { return; }
+    p->collectives = p->world->backend;
+    p->wrapped_collectives = *p->collectives;
+    p->wrapped_collectives.all_reduce = profiled_all_reduce;
+    p->wrapped_collectives.reduce_scatter = profiled_reduce_scatter;
+    p->wrapped_collectives.all_gather = profiled_all_gather;
+    p->wrapped_collectives.broadcast = profiled_broadcast;
+    for (int i = 0; i < 3; i++) {
+        if (comms[i]->backend == p->collectives) { comms[i]->backend = &p->wrapped_collectives; }
+    }
 }
 
 // ---- a run
@@ -275,41 +245,42 @@ static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, cons
     ex->hooks = &p->hooks;
     p->zero = zero;
     p->world = groups->world;
-    p->calls = (ProfiledCall *)xmalloc(PROFILE_CALLS * sizeof *p->calls);
-    if (groups->world->size > 1) {
-        format_path(p->path, "%s/profile_%d.json", a->run_dir, groups->world->rank);
-    } else {
-        format_path(p->path, "%s/profile.json", a->run_dir);
-    }
-    profile_wrap_comm(p, groups->world);
-    profile_wrap_comm(p, groups->dp);
-    profile_wrap_comm(p, groups->tp);
+    format_path(p->path, groups->world->size > 1 ? "%s/profile_%d.json" : "%s/profile.json", a->run_dir,
+                groups->world->rank);
+    profile_wrap_collectives(p, groups);
 }
 
 // Before every step. `enqueued`: the steps before it.
 static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) {
     if (p->done == p->wanted || p->skipped++ < PROFILE_WARMUP) { return; }
     if (!p->out.file) { profile_open_file(p); }
-    p->whole_steps = ftello(p->out.file);
     p->step = enqueued + 1;
     p->active = true;
     p->wrapped_device.capture_begin = NULL;  // no CUDA graph
-    DeviceEvent *begin = p->device->event_timed(ex);
-    if (p->step_begin) {
-        profile_flush(p, ex);  // waits for `begin`
-        p->step_start = profile_time(p, begin);
-        p->device->event_destroy(p->step_begin);
-    }
-    p->step_begin = begin;
+    p->last_begin = p->step_begin;
+    p->step_begin = p->device->event_timed(ex);
 }
 
-// After every step. whole: false for one that was cut short, which is not written.
+// After every step: waits for it and writes it. whole: false for one that was cut short, which is not written. Event
+// `step % 2` is free: start_step records it at its end, and no step that waits for it is pending.
 static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (!p->active) { return; }
     p->active = false;
     p->wrapped_device.capture_begin = p->device->capture_begin;
+    int event = (int)((p->step - 1) % 2);
     DeviceEvent *end = p->device->event_timed(ex);
-    profile_flush(p, ex);
+    p->device->event_record(event, ex);
+    comm_event_synchronize(event, p->world, ex);
+    if (p->last_begin) {
+        p->step_start += p->device->seconds_between(p->last_begin, p->step_begin);
+        p->device->event_destroy(p->last_begin);
+    }
+    for (size_t i = 0; i < p->num_calls; i++) {
+        if (whole) { profile_write_call(p, &p->calls[i]); }
+        p->device->event_destroy(p->calls[i].begin);
+        p->device->event_destroy(p->calls[i].end);
+    }
+    p->num_calls = 0;
     double seconds = p->device->seconds_between(p->step_begin, end);
     p->device->event_destroy(end);
     if (!whole) { return; }
@@ -318,22 +289,16 @@ static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
             "\"args\":{\"step\":%lld}}",
             p->step, p->world->rank, 1e6 * p->step_start, 1e6 * seconds, p->step);
     if (fflush(p->out.file) != 0) { profile_failed(p, errno); }
-    p->whole_steps = ftello(p->out.file);
     if (++p->done == p->wanted) { profile_finish_file(p); }
 }
 
 // At the end of the run, before its groups are closed: names the file. A run that stopped early leaves its whole steps.
 static inline void profile_close(Profile *p) {
-    if (p->wanted == 0) { return; }
-    if (p->out.file && p->done > 0) {
-        if (ftruncate(fileno(p->out.file), p->whole_steps) != 0 || fseeko(p->out.file, p->whole_steps, SEEK_SET) != 0) {
-            profile_failed(p, errno);
-        }
-        profile_finish_file(p);
-    } else {
-        part_discard(&p->out);
+    if (p->done > 0) {
+        if (p->out.file) { profile_finish_file(p); }
+        printf("profile   %d step%s in %s\n", p->done, plural_s((uint64_t)p->done), p->path);
     }
-    if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, plural_s((uint64_t)p->done), p->path); }
+    part_discard(&p->out);
     if (p->step_begin) { p->device->event_destroy(p->step_begin); }
     free(p->calls);
 }
@@ -348,10 +313,10 @@ typedef struct {
     const Zero *zero;
     unsigned char *chunk;  // (NAN_CHUNK) elements
     long long calls;       // of operations in the step
-    // the first finding
-    bool found, read;  // read: in an input that no operation wrote
+    // the first finding. key: calls before it. Outputs come before inputs, since a collective may have carried their
+    // numbers to another rank. LLONG_MAX: none
+    long long key;
     char text[NAN_TEXT];
-    long long at;  // calls before it
 } NanCheck;
 
 static inline bool is_float(DType dtype) { return dtype == DT_BF16 || dtype == DT_F32 || dtype == DT_F64; }
@@ -384,7 +349,7 @@ static inline void nan_look(const OpCall *call, int use, Exec *ex) {
     const Operand *weight = find_operand(call, "weight");
     char layer[32] = "", name[NAME_LENGTH] = "";
     double value = 0;
-    for (const Operand *o = call->operand; o->name && !c->found; o++) {
+    for (const Operand *o = call->operand; o->name && c->key == LLONG_MAX; o++) {
         if (!o->at || !(o->use & use) || !is_float(o->dtype)) { continue; }
         // an embedding reads or writes some rows of wte or of its gradient: all are checked
         bool wte = strcmp(o->name, "wte") == 0 || strcmp(o->name, "dwte") == 0;
@@ -393,12 +358,10 @@ static inline void nan_look(const OpCall *call, int use, Exec *ex) {
         if (index == n) { continue; }
         if (ex->layer != NO_LAYER) { snprintf(layer, sizeof layer, " of layer %d", ex->layer); }
         if (weight) { zero_param_name(name, sizeof name, c->zero, ex->layer, weight->at); }
-        c->found = true;
-        c->read = use == READ;
-        c->at = c->calls;
+        c->key = c->calls + (use == READ ? 1LL << 40 : 0);
         snprintf(c->text, sizeof c->text, "%s%s%s%s%s %s the first non-finite number, %s in element %zu of %s, %s",
-                 call->op, layer, *name ? " (" : "", name, *name ? ")" : "", c->read ? "read" : "made", nan_name(value),
-                 index, o->name, c->read ? "which no operation wrote" : "from finite inputs");
+                 call->op, layer, *name ? " (" : "", name, *name ? ")" : "", use == READ ? "read" : "made",
+                 nan_name(value), index, o->name, use == READ ? "which no operation wrote" : "from finite inputs");
     }
 }
 
@@ -416,6 +379,7 @@ static inline void nan_check_open(NanCheck *c, const Ops *ops, const Zero *zero)
     c->hooks = hooks;
     c->device = zero->device;
     c->zero = zero;
+    c->key = LLONG_MAX;
     c->chunk = (unsigned char *)xmalloc(NAN_CHUNK * sizeof(double));
 }
 
@@ -425,14 +389,14 @@ static inline void nan_check_params(NanCheck *c) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         int layers = param_is_layered(p) ? num_buckets(layout) - 2 : 1;
-        for (int layer = 0; layer < layers && !c->found; layer++) {
+        for (int layer = 0; layer < layers && c->key == LLONG_MAX; layer++) {
             ParamRange range = param_updated_range(layout, p, layer, param_count(layout, p));
             double value = 0;
             char name[NAME_LENGTH];
             size_t index = nan_find(c, c->zero->stored_params + range.params, range.count, DT_FLOATX, &value);
             if (index == range.count) { continue; }
             param_name(name, sizeof name, p, layer);
-            c->found = true;
+            c->key = 0;
             snprintf(c->text, sizeof c->text, "%s was not finite before the step: %s in element %zu", name,
                      nan_name(value), range.offset + index);
         }
@@ -442,9 +406,8 @@ static inline void nan_check_params(NanCheck *c) {
 // text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
 // loss and norm. All ranks call it and get the same text. Frees *c.
 static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
-    // the first finding of all ranks; outputs come first: a collective may have carried their numbers to another rank
-    long long key = c->found ? c->at + (c->read ? 1LL << 40 : 0) : LLONG_MAX, lowest = -comm_max(-key, world);
-    int rank = world->size - (int)comm_max(key == lowest ? world->size - world->rank : 0, world);
+    long long lowest = -comm_max(-c->key, world);
+    int rank = world->size - (int)comm_max(c->key == lowest ? world->size - world->rank : 0, world);
     free(c->chunk);
     if (lowest < LLONG_MAX) {
         char where[32] = "";
