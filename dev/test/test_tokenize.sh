@@ -175,7 +175,7 @@ printf 'thequick brown foxes, the quick brown foxes, thequick\n' >text
 sed '2{h;d};3{G}' "$merges" >swapped.txt
 report "a model whose vocabulary is larger than the data's: a note" "$(
     train 0 -i 'whole_train_*.bin' -e d6
-    says "$out" "note      -i has 2757 of the model's 50257 tokens; a shape such as -e l6h6c384 has the data's"
+    says "$out" "note      the model has more tokens than the data: a shape such as -e l6h6c384 has the data's"
     train 0 -i 'whole_train_*.bin' -e l1h1c16 -n 1 -o fitting
     grep -F "a shape such as" "$out"
     train 0 -i text -e d6 -n 1 -o larger
@@ -189,22 +189,22 @@ report "a model whose vocabulary is larger than the data's: a note" "$(
 report "shards of another tokenizer than the weights' are refused, unless --tokenizer says which one counts" "$(
     run 0 swapped -i long.txt --tokenizer swapped.txt
     train 2 -i 'swapped_train_*.bin' -e run -o strange
-    says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and -e run has those of 'run/step_0000"
+    says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'run/step_0000"
     [ "$(wc -l <"$err")" -eq 1 ] && [ ! -e strange ] || echo "expected one sentence and no folder"
     train 2 --eval swapped_val_000000.bin -e run
-    says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
+    says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'run/"
     mkdir files && cp run/step_00000002/{config.json,merges.txt,model.safetensors} files
     index_of files/model.safetensors >files/model.safetensors.index.json
     for file in model.safetensors model.safetensors.index.json; do # -e is one file
         train 2 -i 'swapped_train_*.bin' -e files/$file
-        says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and -e files/$file has those of"
+        says "$err" "has the tokens of 'swapped_merges.txt', and the tokenizer is 'files/merges.txt'"
         (cd files && train 2 -i '../swapped_train_*.bin' -e $file)
-        says "$err" "and -e $file has those of './merges.txt'"
+        says "$err" "and the tokenizer is './merges.txt'"
     done
     train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e run
-    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
+    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'run/"
     train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e l1h1c16
-    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -i whole_train_*.bin"
+    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'whole_"
     train 0 -i 'whole_train_*.bin' -j whole_val_000000.bin -e run
     [ ! -s "$err" ] || cat "$err"
     train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt

@@ -67,22 +67,13 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
     *path = 0;
 }
 
-// folder = -e, or the folder of its .safetensors file; "" without -e
-static inline void folder_of_model(char *folder, const TrainArgs *a) {
-    const char *model = a->model ? a->model : "";
-    bool is_file = has_ending(model, ".safetensors") || has_ending(model, ".safetensors.index.json");
-    format_path(folder, "%s", model);
-    if (is_file) { folder_of(folder, model); }
-}
-
 // path = --tokenizer, or else the first of merges.txt, vocab.bpe and tokenizer.json in -e, in the folder that holds -e,
 // and in -o, each with its last checkpoint; else the merges of the shards of -i or --eval; or "".
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
-    char model[PATH_LENGTH], parent[PATH_LENGTH] = "";
+    char parent[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
-    folder_of_model(model, a);
     if (a->model && access(a->model, F_OK) == 0) { folder_of(parent, a->model); }
-    const char *const folders[] = {model, parent, a->run_dir};
+    const char *const folders[] = {a->model, parent, a->run_dir};
     for (int i = 0; i < 3 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
     if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
@@ -98,26 +89,18 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
     return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
 }
 
-// Stops if the shards of -i, --eval or -j were made with another tokenizer than `tokenizer`, which find_tokenizer_file
-// found at `path`. A file from the folder that holds -e, or from -o, need not belong to the model and is not compared.
-static inline void check_shards(const Tokenizer *tokenizer, const char *path, const TrainArgs *a) {
-    char model[PATH_LENGTH], own[PATH_LENGTH], merges[2][PATH_LENGTH];
-    const char *const flags[] = {a->eval ? "--eval" : "-i", "-j"};
-    const char *const shards[] = {a->eval ? a->eval : a->train_data, a->eval ? NULL : a->val_data};
-    folder_of_model(model, a);
-    find_tokenizer_in(own, model);
-    for (int i = 0; i < 2; i++) { find_merges_of_shards(merges[i], shards[i]); }
-    if (strcmp(path, own) != 0 && strcmp(path, merges[0]) != 0) { return; }
-    for (int i = 0; i < 2; i++) {
-        if (!shards[i] || !*merges[i] || !token_path_is_shard(shards[i]) || strcmp(merges[i], path) == 0) { continue; }
-        Tokenizer other = tokenizer_open(merges[i]);
-        bool same = tokenizer_fingerprint(&other) == tokenizer_fingerprint(tokenizer);
-        tokenizer_free(&other);
-        if (same) { continue; }
-        input_error("%s %s has the tokens of '%s', and %s %s has those of '%s': an id is another token there; make "
+// Stops if the shards of a flag were made with another tokenizer than that of the file `path`.
+static inline void check_shards(const Tokenizer *tokenizer, const char *path, const char *flag, const char *shards) {
+    char merges[PATH_LENGTH];
+    find_merges_of_shards(merges, shards);
+    if (!*merges || !token_path_is_shard(shards)) { return; }
+    Tokenizer other = tokenizer_open(merges);
+    if (tokenizer_fingerprint(&other) != tokenizer_fingerprint(tokenizer)) {
+        input_error("%s %s has the tokens of '%s', and the tokenizer is '%s': an id is another token there; make "
                     "shards with --tokenizer %s, or say with --tokenizer which of the two counts",
-                    flags[i], shards[i], merges[i], *own ? "-e" : flags[0], *own ? a->model : shards[0], path, path);
+                    flag, shards, merges, path, path);
     }
+    tokenizer_free(&other);
 }
 
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. False if there is none: text is
@@ -138,7 +121,10 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
             "the tokenizer '%s' has %d tokens and the model %d; give the model's own tokenizer with --tokenizer", path,
             tokenizer->vocab_size, vocab_size);
     }
-    if (!given_tokenizer(a)) { check_shards(tokenizer, path, a); }
+    if (!given_tokenizer(a)) {
+        check_shards(tokenizer, path, a->eval ? "--eval" : "-i", a->eval ? a->eval : a->train_data);
+        check_shards(tokenizer, path, "-j", a->eval ? NULL : a->val_data);
+    }
     return true;
 }
 
