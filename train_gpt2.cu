@@ -37,7 +37,7 @@ nothing.
 #include "llmc/run/train_args.h"             // TrainArgs
 #include "llmc/run/flag_table.h"             // flag_table, read_flags
 #include "llmc/run/ranks.h"                  // Groups, open_groups, check_all_have, agreed_signal
-#include "llmc/run/fit.h"                    // choose_options, choose_what_fits, check_memory, note_pinning
+#include "llmc/run/fit.h"                    // choose_options, choose_what_fits, check_memory
 #include "llmc/run/model_source.h"           // ModelSource, model_source
 #include "llmc/run/data.h"                   // RunData, data_open, data_state_check
 #include "llmc/run/run_dir.h"                // check_run_dir, open_run_dir, evaluations_read
@@ -801,8 +801,8 @@ static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool endin
     logger_sync(&run->log);
     bool saved = checkpoint_save(run->args->run_dir, name, &model, state, ending, crcs);
     if (saved) {  // two runs with the same CRC32Cs have the same bits
-        logger_print(&run->log, run->step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x",
-                     run->args->run_dir, name, 1000 * (now_seconds() - start), crcs[0], crcs[1]);
+        logger_print(run->step, "saved %s/%s | paused %.1f ms | weights %08x, optimizer %08x", run->args->run_dir, name,
+                     1000 * (now_seconds() - start), crcs[0], crcs[1]);
     }
     cJSON_Delete(state);
     return saved;
@@ -923,7 +923,6 @@ static void evaluate(Run *run, bool ending) {
 }
 
 static void show_sample(Run *run) {
-    logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
     Generator g = gpt2_generator(&run->model, run->args, run->text.tokenizer);
     generate(&g, run->text.prompt, run->text.prompt_length, run->args->sample_tokens, -1,
@@ -1087,7 +1086,6 @@ static void build_model(Run *run, ModelSource *source, ModelOptions options) {
     const GPT2Config *c = &source->config;
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
-    note_pinning(c, &options);
     gpt2_build(&run->model, *c, options, run->groups);
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
     gpt2_load(&run->model, source, (uint64_t)a->seed);
@@ -1107,8 +1105,8 @@ static void open_files(Run *run) {
     const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
     open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, world);
-    run->log = logger_open(folder, run->step, run->evaluations.val == run->step,
-                           run->evaluations.hellaswag == run->step, num_ranks(a) == 1);
+    run->log =
+        logger_open(folder, run->step, run->evaluations.val == run->step, run->evaluations.hellaswag == run->step);
     // a last step whose evaluation is missing has no DONE_ yet
     if (folder) { checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step); }
     run->saved = run->step;
@@ -1204,10 +1202,8 @@ static void use_trained(TrainArgs *a, Comm *host) {
     const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
-    print_offload_note(stderr, a, backend);
     check_memory(a, c, &options, groups.world);
     options.fallback = self_check_at_start(backend, groups.world, stderr);
-    note_pinning(c, &options);
     GPT2 model;
     gpt2_build(&model, *c, options, groups);
     gpt2_load(&model, &source, 0);

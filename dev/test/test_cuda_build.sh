@@ -30,7 +30,7 @@ report "a build for GPUs trains on a CPU, and names the reason" "$(
     run 0
     silent "$err"
     matches "$out" "^machine +cpu, "
-    matches "$out" "^note +this program can use a GPU, but finds none \(.+\)"
+    matches "$out" "^note +this program can use a GPU, but finds none: .+"
     matches "$out" "step 1/1 \| loss"
 )"
 report "refused: --device cuda without a GPU" "$(

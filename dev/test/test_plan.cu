@@ -260,7 +260,7 @@ static TrainArgs args_of(int B) {
 // Each rung is taken where the one before it lacks a byte. After the last one nothing fits.
 static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *backend, const char *const *rungs) {
     PlanBytes room = {SIZE_MAX, SIZE_MAX};
-    Fit fit = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
+    Fit fit = climb(false, a, 0, NUM_RUNGS, c, backend, room);
     for (; *rungs; rungs++) {
         char text[FLAG_TEXT];
         rungs_text(text, &fit.args, a);
@@ -270,7 +270,7 @@ static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *
         ModelOptions o = model_options(&fit.args, c, backend);
         assert_int_equal(fit.bytes.device, gpt2_plan_bytes(c, &o));
         room.device = fit.bytes.device - 1;
-        fit = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
+        fit = climb(false, a, 0, NUM_RUNGS, c, backend, room);
     }
     assert_false(fit.fits);
 }
@@ -327,31 +327,15 @@ TEST(test_rungs_are_left_out) {
     check_rungs(&a, &gpt2_1558m, &cuda_backend, generating);
 }
 
-// --fit keeps given flags and prints the rungs that do not fit.
 TEST(test_fit_keeps_given_flags) {
     TrainArgs a = args_of(4);
     PlanBytes room = {0, SIZE_MAX};
     char text[FLAG_TEXT];
-    FILE *out = tmpfile();
     a.recompute = 2;
     a.moments = 1;
-    Fit fit = climb(out, &a, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
+    Fit fit = climb(true, &a, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
     rungs_text(text, &fit.args, &a);
     assert_string_equal(text, "--offload 4");
-    const char *const lines[] = {"the given flags", "--offload 1", "--offload 2", "--offload 3"};
-    rewind(out);
-    for (size_t i = 0; i < LEN(lines); i++) {
-        char line[128];
-        double gib;
-        int length = 0;
-        assert_non_null(fgets(line, sizeof line, out));
-        assert_int_equal(sscanf(line, "fit       %lf GiB is too much: %n", &gib, &length), 1);
-        line[strlen(line) - 1] = 0;
-        assert_true(length > 0 && gib > 1);
-        assert_string_equal(line + length, lines[i]);
-    }
-    assert_int_equal(fgetc(out), EOF);
-    fclose(out);
 }
 
 #ifdef SIMT
@@ -598,20 +582,6 @@ TEST(test_host_is_refused) {
     r.room.device = (size_t)16 << 30;
     r.room.host = 0;
     check_room_of(&r);  // without --offload the host's memory is not checked
-}
-
-static void note_pinning_of(void *options) { note_pinning(&gpt2_1558m, static_cast<const ModelOptions *>(options)); }
-
-// Pinning takes seconds, so a line comes first.
-TEST(test_pinning_is_announced) {
-    ModelOptions o = offloading(4, 3);
-    o.training = false;  // the line goes to stderr
-    assert_stops(0, "note      pinning 2.9 GiB of host memory ...\n", note_pinning_of, &o);
-    char output[64];
-    o = offloading(4, 0);
-    o.training = false;
-    assert_int_equal(run_in_child(output, sizeof output, note_pinning_of, &o), 0);
-    assert_string_equal(output, "");
 }
 
 #ifdef SIMT

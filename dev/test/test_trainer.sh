@@ -118,7 +118,7 @@ report "the banner has the flags, the model, the memory and the data" "$(
 report "metrics.jsonl has the documented keys and no others" "$(
     number='-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?'
     step="\\{\"step\":[1-6]"
-    for key in loss grad_norm lr ms tokens_per_s tokens_left; do step+=",\"$key\":$number"; done
+    for key in loss grad_norm lr ms tokens_per_s; do step+=",\"$key\":$number"; done
     step+="\\}"
     val="\\{\"step\":[0246],\"val_loss\":$number,\"bits_per_byte\":$number\\}"
     equal "$(grep -vE "^$step\$|^$val\$" whole/metrics.jsonl)" ""
@@ -318,12 +318,6 @@ report "--time-limit stops a run with a checkpoint" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
     matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit is up"
     equal "$(checkpoints limited | wc -w)" 1
-)"
-
-report "the progress line fits into 80 columns" "$(
-    script -qec "stty cols 80; $trainer -i text -e l1h1c16 -t 16 -b 1 -x 99 -v 0 -s 0" /dev/null </dev/null >"$out" 2>&1
-    widest=$(tr '\r' '\n' <"$out" | sed 's/\x1b\[K//' | awk '/^step/ && length > w { w = length } END { print w + 0 }')
-    holds "$widest > 40 && $widest < 80"
 )"
 
 # ---- single flags
@@ -547,7 +541,6 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     run 0 --plan -e d48 -b 4 -t 1024 --fit=20
     mib=$(total) flags=$(sed -nE 's/^fit .* of 20.00 GiB: //p' "$out")
     equal "$flags" "-r 4 -om bf16"
-    equal "$(sed -nE 's/^fit  .* GiB is too much: //p' "$out" | tr '\n' ,)" "-r 0,-r 1,-r 2,-r 3,-r 4,"
     holds "$mib <= 20 * 1024 && $mib > 15 * 1024"
     # shellcheck disable=SC2086
     run 0 --plan -e d48 -b 4 -t 1024 $flags
@@ -559,9 +552,11 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     run 0 --plan -e d48 -b 4 -r 2 --fit=30
     matches "$out" '^fit  .* of 30.00 GiB: -om bf16$'
     run 2 --plan -e d48 -b 4 --fit=4 --device cpu
-    says "$err" "--fit: nothing fits in 4.00 GiB: with -r 4 -om 8bit the model takes "
+    says "$err" ", and 4096.0 are free: "
+    says "$err" " too few; no flags make it fit: give a smaller -e, -b or -t"
     run 2 --plan -e d48 -b 4 --fit=20 -r 1 --device cpu
-    says "$err" "--fit: nothing fits in 20.00 GiB with the given flags; it fits with -r 4 -om bf16"
+    says "$err" ", and 20480.0 are free: "
+    says "$err" " too few; it fits with -r 4 -om bf16"
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 2 -n 2 --fit -o fitted
     matches "$out" '^fit  .* GiB: -r 0$'
     equal "$(flag fitted recompute)" 0
@@ -623,7 +618,7 @@ report "--plan plans --generate and a resumed run" "$(
 report "bytes as training data of a model with GPT-2's vocabulary give a note" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
-    says "$out" "note      -i, read as bytes, has 256 of the model's 50257 tokens; a shape such as"
+    says "$out" "note      the model has more tokens than the data: a shape such as -e l6h6c384 has the data's"
 )"
 report "a full stdout gives exit 1" "$(
     for words in "--help" "--plan=json -e d12" "--generate 3 -e whole"; do
@@ -699,7 +694,7 @@ refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
 refused "-y 1 in a folder without a run" "found no flags in 'nothing/config.json'" -o nothing -y 1
 mkdir -p cut_short && head -c 9 whole/config.json >cut_short/config.json
 refused "-y 1 with a broken config.json and no -i" "found no flags in 'cut_short/config.json'" -o cut_short -y 1
-refused "-o below a file" "give a folder that can be written" "${tiny[@]}" -o text/run
+refused "-o below a file" "-o text/run cannot be written (Not a directory); give a folder" "${tiny[@]}" -o text/run
 # a user namespace has a read-only file system to test; it is not permitted everywhere
 if unshare -rm true 2>/dev/null; then
     report "refused: -o on a read-only file system" "$(
@@ -713,7 +708,7 @@ if unshare -rm true 2>/dev/null; then
     )"
 fi
 refused "-o of another run" "holds another run" "${tiny[@]}" -x 1 -o whole
-refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
+refused "-o that is a file" "-o text cannot be written (Not a directory); give a folder" "${tiny[@]}" -x 1 -o text
 refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
 refused "--generate 0" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5

@@ -29,14 +29,10 @@ defines: print_banner, print_plan, print_version
 
 static inline void print_examples(const RunData *d, int T) {
     const ExampleRows *train = &d->train_rows;
-    int cut = d->examples.num_cut + d->val_examples.num_cut, count = train->first[train->num_rows];
+    int cut = d->examples.num_cut + d->val_examples.num_cut;
     int left_out = d->examples.num_left_out + d->val_examples.num_left_out;
-    double tokens = 0;
-    for (int i = 0; i < count; i++) { tokens += example_length(&d->examples, train->members[i]); }
-    printf("examples  %d in %d sequences of %d tokens, %.0f %% full, %" PRIu64
-           " targets; for validation %d sequences\n",
-           count, train->num_rows, T, 100 * tokens / ((double)train->num_rows * T), example_rows_targets(train),
-           d->val_rows.num_rows);
+    printf("examples  %d in %d sequences of %d tokens, %" PRIu64 " targets; for validation %d sequences\n",
+           train->first[train->num_rows], train->num_rows, T, example_rows_targets(train), d->val_rows.num_rows);
     if (cut) { printf("note      truncated to -t %d: %d of the examples\n", T, cut); }
     if (left_out) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, left_out); }
 }
@@ -60,72 +56,61 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
 }
 
-static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
-    const char *const tensors[] = {"optimizer state", ", gradients", ", weights", ", inputs of blocks"};
-    print_offload_note(stdout, a, o->backend);
+static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
+                                       const Comm *world) {
+    static const char *const offloaded[] = {"optimizer state", ", gradients", ", weights", ", inputs of blocks"};
+    char machine[256];
+    o->backend->describe(machine, sizeof machine);
+    const char *inputs = o->round_matmul_inputs     ? ", bf16 inputs"
+                         : a->matmul_precision == 2 ? ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)"
+                                                    : "";
+    printf("machine   %s", machine);
+#ifdef HAVE_CUDA
+    if (is_gpu(o->backend)) { printf(", early launches %s", early_launches ? "on" : "off"); }
+#endif
+    printf("%s\n", inputs);
+    if (num_ranks(a) > 1) {
+        printf("ranks     %d through %s,", num_ranks(a), world->backend->name);
+        if (a->tensor_parallel > 1) { printf(" -tp %d,", a->tensor_parallel); }
+        printf(" -z %d: each sends %.2f MiB an update\n", a->zero, mebibytes(gpt2_sent_bytes(c, o)));
+    }
     if (o->sharding.offload == 0) { return; }
     printf("offload   ");
-    for (int i = 0; i < o->sharding.offload; i++) { printf("%s", tensors[i]); }
+    for (int i = 0; i < o->sharding.offload; i++) { printf("%s", offloaded[i]); }
     printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
 }
 
-// gpu_note: why a CUDA build runs on the CPU, or ""
-static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
-                                       const Comm *world, const char *gpu_note) {
-    char machine[256];
-    o->backend->describe(machine, sizeof machine);
-#ifdef HAVE_CUDA
-    const char *early = !is_gpu(o->backend) ? "" : early_launches ? ", early launches on" : ", early launches off";
-    snprintf(machine + strlen(machine), sizeof machine - strlen(machine), "%s", early);
-#endif
-    const char *precision = o->round_matmul_inputs ? ", bf16 inputs" : "";
-    if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
-        precision = ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)";
-    }
-    printf("machine   %s%s\n", machine, precision);
-    if (num_ranks(a) > 1) {
-        char layout[64] = "";
-        if (a->tensor_parallel > 1) { snprintf(layout, sizeof layout, " -tp %d,", a->tensor_parallel); }
-        printf("ranks     %d through %s,%s -z %d: each sends %.2f MiB an update\n", num_ranks(a), world->backend->name,
-               layout, a->zero, mebibytes(gpt2_sent_bytes(c, o)));
-    }
-    print_offload(a, c, o);
-    if (!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS)) {
-        printf("note      -ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms\n");
-    }
-    if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
-}
-
-// Notes that a new model of a shape has more tokens than the data.
-static inline void print_vocabulary_note(const TrainArgs *a, const GPT2Config *c, const RunData *data) {
+// Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
+static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const RunData *data,
+                               long long step) {
     GPT2Config shape;
     int V = data->files.vocab_size;
     bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
-    if (!is_shape || data->has_examples || c->vocab_size <= V) { return; }
-    printf("note      -i%s has %d of the model's %d tokens; a shape such as -e l6h6c384 has the data's\n",
-           data_are_bytes(data) ? ", read as bytes," : "", V, c->vocab_size);
-}
-
-// Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
-static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
+    const char *no_gpu = why_no_gpu((DeviceChoice)a->device);
     const struct {
         bool shown;
-        const char *text, *file;
+        const char *text, *value;
     } notes[] = {
         {data->by_default, "-i is not given: llm.c's default, ", a->train_data},
         {data->default_model, "-e is not given: llm.c's default, ", a->model},
         {a->hellaswag && !data->hellaswag_path, "no HellaSwag score: fetch " HELLASWAG_JSON,
          " with scripts/get_data.sh hellaswag"},
+        {step == 0 && is_shape && !data->has_examples && c->vocab_size > V,
+         "the model has more tokens than the data: a shape such as -e l6h6c384 has the data's", ""},
+        {*no_gpu != 0, "this program can use a GPU, but finds none: ", no_gpu},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
+        {a->offload > 0 && !is_gpu(o->backend), "--offload does nothing on a CPU: the model is already in host memory",
+         ""},
+        {!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS),
+         "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
         {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
         {a->gpu_log != default_args.gpu_log, "-lg does nothing: nvidia-smi -l 1 logs a GPU", ""},
         {a->master != default_args.master && DT_FLOATX == DT_REAL,
          "-w does nothing in this build, whose weights are fp32", ""},
     };
-    if (step == 0) { print_vocabulary_note(a, c, data); }
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
-        if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].file); }
+        if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].value); }
     }
     if (step > 0) { printf("resumed   at step %lld\n", step); }
     if (a->resume && step == 0) {
@@ -142,8 +127,8 @@ static inline void print_banner(const TrainArgs *a, const Backend *backend, cons
     flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
     if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, c, o, data, max_steps);
-    print_machine_lines(a, c, o, world, why_no_gpu((DeviceChoice)a->device));
-    print_notes(a, c, data, step);
+    print_machine_lines(a, c, o, world);
+    print_notes(a, c, o, data, step);
     if (step >= max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", max_steps);
     }
@@ -183,9 +168,8 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
     const char *name = o->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
     plan_print(stdout, &plan);
     if (num_ranks(a) > 1) {
-        char text[96];
-        snprintf(text, sizeof text, "each of %d ranks holds this, and sends per update", num_ranks(a));
-        printf("%-60s %12.2f\n", text, mebibytes(gpt2_sent_bytes(c, o)));
+        printf("each of %d ranks holds this, and sends %.2f MiB per update\n", num_ranks(a),
+               mebibytes(gpt2_sent_bytes(c, o)));
     }
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
     plan_free(&plan);
@@ -225,7 +209,6 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     bool json = strcmp(a->plan, "json") == 0;
     FILE *notes = json ? stderr : stdout;
-    print_offload_note(notes, a, backend);
     ModelOptions options = planned_options(notes, a, c, backend, host);
     if (!a->generate) { check_rows(a); }
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;

@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, print_offload_note, ladder, Fit, climb,
-         choose_options, choose_what_fits, check_room, check_memory, note_pinning
+defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, Fit, climb, choose_options, check_room,
+         check_memory, choose_what_fits
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -91,29 +91,15 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     return o;
 }
 
-// Notes where --offload has no effect: on a CPU, and below 3 without training.
-static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backend *backend) {
-    bool trains = !a->generate && !a->eval;
-    if (a->offload == 0) { return; }
-    if (!is_gpu(backend)) {
-        fprintf(out, "note      --offload %d does nothing on a CPU: the model is already in host memory\n", a->offload);
-    } else if (!trains && a->offload < 3) {
-        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n",
-                a->offload);
-    }
-}
-
 // ---- the ladder
 
-typedef struct {
+// Cheapest first: flags that change no bits, then rounded moments, then host memory, since a step may wait for its
+// copies. A larger value of a flag takes less memory. The comment is the cost.
+static const struct {
     size_t field;  // offset of an int in TrainArgs
     int value;
     const char *flag;
-} Rung;
-
-// Cheapest first: flags that change no bits, then rounded moments, then host memory, since a step may wait for its
-// copies. The comment is the cost.
-static const Rung ladder[] = {
+} ladder[] = {
     {ARG(zero), 1, "-z 1"},            // none: sends as many bytes as -z 0
     {ARG(recompute), 0, "-r 0"},       // none
     {ARG(recompute), 1, "-r 1"},       // GELU again: one pass over memory
@@ -140,28 +126,19 @@ typedef struct {
 } Fit;
 
 // the value that the rung's flag has in *a
-static inline int rung_flag(const TrainArgs *a, const Rung *rung) {
+static inline int rung_flag(const TrainArgs *a, int rung) {
     int value;
-    memcpy(&value, (const char *)a + rung->field, sizeof value);
+    memcpy(&value, (const char *)a + ladder[rung].field, sizeof value);
     return value;
-}
-
-// True if *a has the value of this rung, or of a later rung of the same flag.
-static inline bool is_past_rung(const TrainArgs *a, int rung) {
-    for (int i = rung; i < NUM_RUNGS; i++) {
-        if (ladder[i].field == ladder[rung].field && rung_flag(a, &ladder[i]) == ladder[i].value) { return true; }
-    }
-    return false;
 }
 
 // the flags of *a that differ from *given, for example "-r 2 -om 8bit"; "the given flags" if none does
 static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const TrainArgs *given) {
     text[0] = 0;
     for (int i = 0; i < NUM_RUNGS; i++) {
-        const Rung *rung = &ladder[i];
         size_t length = strlen(text);
-        if (rung_flag(a, rung) != rung->value || rung_flag(given, rung) == rung->value) { continue; }
-        snprintf(text + length, FLAG_TEXT - length, "%s%s", length ? " " : "", rung->flag);
+        if (rung_flag(a, i) != ladder[i].value || rung_flag(given, i) == ladder[i].value) { continue; }
+        snprintf(text + length, FLAG_TEXT - length, "%s%s", length ? " " : "", ladder[i].flag);
     }
     if (!*text) { snprintf(text, FLAG_TEXT, "the given flags"); }
 }
@@ -175,30 +152,22 @@ static inline void fit_measure(Fit *fit, const GPT2Config *c, const Backend *bac
 }
 
 // Climbs the rungs [from, end) until the plan fits into `room`; returns the last rung if none fits. A rung that saves
-// nothing is skipped: -z on one rank, --offload on a CPU. out: prints each rung that does not fit, and keeps flags that
-// the user gave; NULL does neither.
-static inline Fit climb(FILE *out, const TrainArgs *given, int from, int end, const GPT2Config *c,
+// nothing is skipped: -z on one rank, --offload on a CPU. keeps_given: flags that the user gave stay.
+static inline Fit climb(bool keeps_given, const TrainArgs *given, int from, int end, const GPT2Config *c,
                         const Backend *backend, PlanBytes room) {
     Fit fit;
-    char text[FLAG_TEXT];
     fit.args = *given;
     if (given->recompute == RECOMPUTE_AUTO) { fit.args.recompute = 0; }
     fit_measure(&fit, c, backend, room);
     for (int i = from; i < end && !fit.fits; i++) {
-        const Rung *rung = &ladder[i];
-        bool kept = out && rung_flag(given, rung) != rung_flag(&default_args, rung);
+        bool kept = keeps_given && rung_flag(given, i) != rung_flag(&default_args, i);
         Fit next = fit;
-        if (kept || is_past_rung(&fit.args, i)) { continue; }
-        memcpy((char *)&next.args + rung->field, &rung->value, sizeof rung->value);
+        if (kept || rung_flag(&fit.args, i) >= ladder[i].value) { continue; }
+        memcpy((char *)&next.args + ladder[i].field, &ladder[i].value, sizeof ladder[i].value);
         fit_measure(&next, c, backend, room);
         bool saves =
             fit.bytes.device > room.device ? next.bytes.device < fit.bytes.device : next.bytes.host < fit.bytes.host;
-        if (!saves) { continue; }
-        if (out) {
-            rungs_text(text, &fit.args, given);
-            fprintf(out, "fit       %.2f GiB is too much: %s\n", gibibytes(fit.bytes.device), text);
-        }
-        fit = next;
+        if (saves) { fit = next; }
     }
     return fit;
 }
@@ -255,7 +224,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
     size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
-    Fit fit = climb(NULL, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
+    Fit fit = climb(false, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
     ModelOptions o = model_options(&fit.args, c, backend);
     // a recomputed GELU differs from the fused one in the last bit
     if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fit.args.recompute == 0 && can_fuse_gelu(&o); }
@@ -265,47 +234,6 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
     snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",
              gibibytes(bytes), gibibytes(whole), bytes > whole ? ", does not fit" : "");
     return o;
-}
-
-// ---- --fit
-
-// The error of --fit. highest: the last rung that the given flags allow
-static inline void nothing_fits(const TrainArgs *a, const Fit *highest, const GPT2Config *c, const Backend *backend,
-                                PlanBytes room) {
-    char flags[FLAG_TEXT], host[96] = "";
-    Fit any = climb(NULL, a, 0, NUM_RUNGS, c, backend, room);
-    if (any.fits) {
-        rungs_text(flags, &any.args, a);
-        input_error("--fit: nothing fits in %.2f GiB with the given flags; it fits with %s", gibibytes(room.device),
-                    flags);
-    }
-    rungs_text(flags, &highest->args, a);
-    if (highest->bytes.host > 0) {
-        snprintf(host, sizeof host, " and %.2f GiB of host memory, of which %.2f are free",
-                 gibibytes(highest->bytes.host), gibibytes(room.host));
-    }
-    input_error(
-        "--fit: nothing fits in %.2f GiB: with %s the model takes %.2f GiB%s; give more memory, or a smaller -e, "
-        "-b or -t",
-        gibibytes(room.device), flags, gibibytes(highest->bytes.device), host);
-}
-
-// Sets the flags of the first rung that fits, and prints the rungs below it. Stops if nothing fits.
-static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
-    PlanBytes room = free_for_each(a, a->fit, backend, world);
-    Fit fit = climb(out, a, 0, NUM_RUNGS, c, backend, room);
-    char flags[FLAG_TEXT];
-    if (!fit.fits) { nothing_fits(a, &fit, c, backend, room); }
-    ModelOptions o = model_options(&fit.args, c, backend);
-    bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
-    if (fuses) { fit.args.fuse_gelu = FUSE_GELU_ON; }
-    rungs_text(flags, &fit.args, a);
-    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(fit.bytes.device), gibibytes(room.device), flags,
-            fuses ? " -ge 1" : "");
-    if (fit.bytes.host > 0) {
-        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(fit.bytes.host), gibibytes(room.host));
-    }
-    *a = fit.args;
 }
 
 // ---- too little memory
@@ -322,7 +250,7 @@ static inline void check_room(const TrainArgs *a, const GPT2Config *c, const Mod
     if (!o->training) { given.recompute = 0; }  // --generate and --eval do not use -r auto
     TrainArgs lowest = given;
     if (host) { lowest.offload = 1; }  // a lower --offload moves less to the host
-    Fit fit = climb(NULL, &lowest, 0, NUM_RUNGS, c, o->backend, room);
+    Fit fit = climb(false, &lowest, 0, NUM_RUNGS, c, o->backend, room);
     rungs_text(flags, &fit.args, &given);
     if (!fit.fits) { snprintf(flags, sizeof flags, "%s", a->generate ? "-e" : "-e, -b or -t"); }
     input_error("%s needs %.1f MiB%s%s, and %.1f are free: %.1f too few; %s%s", what, needed,
@@ -334,11 +262,22 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     check_room(a, c, o, free_for_each(a, "", o->backend, world));
 }
 
-// Tells the user to wait: pinning takes seconds. Without training, stdout is for the results alone.
-static inline void note_pinning(const GPT2Config *c, const ModelOptions *o) {
-    size_t bytes = gpt2_plan_both(c, o).host;
-    FILE *out = o->training ? stdout : stderr;
-    if (!is_gpu(o->backend) || bytes < (size_t)1 << 30) { return; }
-    fprintf(out, "note      pinning %.1f GiB of host memory ...\n", gibibytes(bytes));
-    fflush(out);
+// ---- --fit
+
+// Sets the flags of the first rung that fits, and prints it. Stops if nothing fits.
+static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
+    PlanBytes room = free_for_each(a, a->fit, backend, world);
+    Fit fit = climb(true, a, 0, NUM_RUNGS, c, backend, room);
+    ModelOptions o = model_options(fit.fits ? &fit.args : a, c, backend);
+    char flags[FLAG_TEXT];
+    if (!fit.fits) { check_room(a, c, &o, room); }
+    bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
+    if (fuses) { fit.args.fuse_gelu = FUSE_GELU_ON; }
+    rungs_text(flags, &fit.args, a);
+    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(fit.bytes.device), gibibytes(room.device), flags,
+            fuses ? " -ge 1" : "");
+    if (fit.bytes.host > 0) {
+        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(fit.bytes.host), gibibytes(room.host));
+    }
+    *a = fit.args;
 }

@@ -1,17 +1,16 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for the tools of llm.c, lines on stdout for people.
 defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logger, logger_open_old,
-         logger_line_step, logger_next_line, logger_open, logger_sync, logger_close, logger_clear_line, logger_print,
-         logger_left, logger_step, logger_stopped, logger_val, logger_hellaswag
+         logger_line_step, logger_next_line, logger_open, logger_sync, logger_close, logger_print, logger_left,
+         logger_step, logger_stopped, logger_val, logger_hellaswag
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step, on
-               a GPU also "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
+               "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.
                {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, with "bits_per_byte":x if the
                tokenizer is known. n counts finished updates. A number that is not finite is null.
 main.log       "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for a training
                step, where i = n - 1 counts updates from 0
-stdout         a terminal has one live line, cut to its width; a pipe gets at most one line a second, and always the
-               first and the last step
+stdout         at most one line a second, and always the first and the last step
 
 A resumed run deletes the lines of steps after its checkpoint. When the disk is full, lines wait in memory, and each new
 line tries to write all of them again. A file never ends with half a line.
@@ -22,7 +21,6 @@ line tries to write all of them again. A file never ends with half a line.
 #include "llmc/common/device.h"
 #include <math.h>
 #include <stdarg.h>
-#include <sys/ioctl.h>
 
 // ---- a file that survives a full disk
 
@@ -175,24 +173,20 @@ typedef struct {
 
 typedef struct {
     LogFile metrics, main_log;
-    bool terminal;         // stdout is a terminal
-    double last_line;      // when the last step was shown, in seconds
+    double last_line;      // when a step was shown, in seconds
     double smoothed_rate;  // tokens per second, exponentially averaged
     int steps_seen;
     StepReport last;  // the last step
-    bool shown;       // stdout has the line of the last step
+    bool shown;       // stdout has its line
 } Logger;
 
-// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: of logger_truncate. may_be_live: false
-// under mpirun, which gives its processes a terminal even when it writes to a file.
-static inline Logger logger_open(const char *run_dir, long long resumed_step, bool val, bool hellaswag,
-                                 bool may_be_live) {
+// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: of logger_truncate.
+static inline Logger logger_open(const char *run_dir, long long resumed_step, bool val, bool hellaswag) {
     static const char *const names[] = {"metrics.jsonl", "main.log"};
     Logger log;
     char path[PATH_LENGTH];
     memset(&log, 0, sizeof log);
     LogFile *files[] = {&log.metrics, &log.main_log};
-    log.terminal = may_be_live && isatty(STDOUT_FILENO);
     log.metrics.fd = log.main_log.fd = -1;
     for (int i = 0; i < 2 && run_dir; i++) {
         format_path(path, "%s/%s", run_dir, names[i]);
@@ -212,22 +206,14 @@ static inline void logger_sync(const Logger *log) {
 }
 
 static inline void logger_close(Logger *log) {
-    if (log->terminal) { putchar('\n'); }
     log_file_write(&log->main_log);  // before log_file_close, which may stop
     log_file_close(&log->metrics);
     log_file_close(&log->main_log);
 }
 
-// Clears the live line of a terminal before something else is printed.
-static inline void logger_clear_line(const Logger *log) {
-    if (log->terminal) { fputs("\r\033[K", stdout); }
-}
-
-// prints "step N | ..." as a line of its own
-__attribute__((format(printf, 3, 4))) static inline void logger_print(const Logger *log, long long step,
-                                                                      const char *format, ...) {
+// Prints "step N | ..." on stdout.
+__attribute__((format(printf, 2, 3))) static inline void logger_print(long long step, const char *format, ...) {
     va_list values;
-    logger_clear_line(log);
     printf("step %lld | ", step);
     va_start(values, format);
     vprintf(format, values);
@@ -238,17 +224,6 @@ __attribute__((format(printf, 3, 4))) static inline void logger_print(const Logg
 
 // ---- a step
 
-// a number of tokens: "812", "43k", "2.15M", "9.90B", "1.20T"
-static inline void logger_tokens(char *text, size_t size, double tokens) {
-    const char *unit = "kMBT";
-    if (tokens < 9999.5) {
-        snprintf(text, size, "%.0f", tokens);
-        return;
-    }
-    for (tokens /= 1e3; tokens >= 999.5 && *unit != 'T'; unit++) { tokens /= 1e3; }
-    snprintf(text, size, "%.*f%c", *unit == 'k' ? 0 : 2, tokens, *unit);
-}
-
 // "9:05 left", or from one hour on "11:03:58 left"
 static inline void logger_left(char *text, size_t size, double seconds) {
     long s = (long)seconds;
@@ -256,37 +231,19 @@ static inline void logger_left(char *text, size_t size, double seconds) {
     snprintf(text + hours, size - (size_t)hours, hours ? "%02ld:%02ld left" : "%ld:%02ld left", s / 60 % 60, s % 60);
 }
 
-static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
-
-// The line of a step at `rate` tokens per second. Width 0 is a pipe. On a terminal the most important fields come
-// first, and the line is cut to width - 1 columns, since a full line may wrap.
-static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    char mfu[32] = "", tokens[16], left[32], speed[16], skipped[64] = "";
+// Prints the line of the last step.
+static inline void logger_show(Logger *log) {
+    const StepReport *r = &log->last;
+    double rate = log->smoothed_rate;
+    char mfu[32] = "", left[32];
     if (r->peak_rate > 0) { snprintf(mfu, sizeof mfu, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
-    if (*r->skipped) { snprintf(skipped, sizeof skipped, " | skipped: %s", r->skipped); }
-    logger_tokens(tokens, sizeof tokens, tokens_left(r));
-    logger_tokens(speed, sizeof speed, rate);
     logger_left(left, sizeof left, r->seconds_left);
-    if (width > 0) {
-        snprintf(line, width < LINE_LENGTH ? (size_t)width : (size_t)LINE_LENGTH,
-                 "step %lld/%lld | loss %.4f%s | %s tok/s | %s%s | %.1f ms | %s tokens left | norm %.3f | lr %.2e",
-                 r->step, r->max_steps, r->loss, skipped, speed, left, mfu, r->ms, tokens, r->grad_norm, r->lr);
-    } else {
-        snprintf(line, LINE_LENGTH,
-                 "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s%s | %s tokens left | %s%s",
-                 r->step, r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, rate, mfu, tokens, left, skipped);
-    }
-}
-
-static inline void logger_show(const Logger *log, const StepReport *r) {
-    char line[LINE_LENGTH];
-    struct winsize window;  // asked each time, since it may be resized; some terminals do not report it
-    bool known = log->terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
-    logger_line(line, r, log->smoothed_rate, !log->terminal ? 0 : known ? window.ws_col : 80);
-    logger_clear_line(log);
-    fputs(line, stdout);
-    if (!log->terminal) { putchar('\n'); }
+    printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s%s | %s%s%s\n", r->step,
+           r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, rate, mfu, left, *r->skipped ? " | skipped: " : "",
+           r->skipped);
     fflush(stdout);
+    log->last_line = now_seconds();
+    log->shown = true;
 }
 
 // appends a member to a JSON object; a number that is not finite is null
@@ -302,7 +259,6 @@ static inline void logger_step_metrics(Logger *log, const StepReport *r, double 
     logger_number(line, "lr", r->lr);
     logger_number(line, "ms", r->ms);
     logger_number(line, "tokens_per_s", rate);
-    logger_number(line, "tokens_left", tokens_left(r));
     if (r->peak_rate > 0) { logger_number(line, "mfu", rate / r->peak_rate); }
     log_file_line(&log->metrics, "{\"step\":%lld%s%s%s%s%s%s%s}\n", r->step, line, *r->skipped ? ",\"skipped\":\"" : "",
                   r->skipped, *r->skipped ? "\"" : "", *r->origin ? ",\"origin\":\"" : "", r->origin,
@@ -311,27 +267,23 @@ static inline void logger_step_metrics(Logger *log, const StepReport *r, double 
 }
 
 static inline void logger_step(Logger *log, StepReport r) {
-    double rate = r.tokens / (r.ms / 1000), now = now_seconds();
+    double rate = r.tokens / (r.ms / 1000);
     log->steps_seen++;
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     logger_step_metrics(log, &r, rate);
-    double by_steps = tokens_left(&r) / log->smoothed_rate;
+    double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
-    bool due = now - log->last_line >= (log->terminal ? 0.1 : 1.0);
-    log->shown = due || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped;
     log->last = r;
-    if (!log->shown) { return; }
-    log->last_line = now;
-    logger_show(log, &r);
-    if (*r.origin) { logger_print(log, r.step, "%s", r.origin); }
+    log->shown = false;
+    bool due = now_seconds() - log->last_line >= 1;
+    if (due || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped) { logger_show(log); }
+    if (*r.origin) { logger_print(r.step, "%s", r.origin); }
 }
 
 // prints the last step, and why the run ends before max_steps
 static inline void logger_stopped(Logger *log, long long step, long long max_steps, const char *why) {
-    if (log->steps_seen > 0 && !log->shown) { logger_show(log, &log->last); }
-    log->shown = true;
-    if (log->terminal && log->steps_seen > 0) { putchar('\n'); }  // the live line stays
+    if (log->steps_seen > 0 && !log->shown) { logger_show(log); }
     printf("stopped at step %lld of %lld: %s\n", step, max_steps, why);
     fflush(stdout);
 }
@@ -347,12 +299,12 @@ static inline void logger_val(Logger *log, long long step, double val_loss, doub
         logger_number(line, "bits_per_byte", bits_per_byte);
     }
     log_file_line(&log->main_log, "s:%lld tel:%.4f\n", step, val_loss);
-    logger_print(log, step, "validation loss %.4f%s", val_loss, bits);
+    logger_print(step, "validation loss %.4f%s", val_loss, bits);
     log_file_line(&log->metrics, "{\"step\":%lld%s}\n", step, line);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
     log_file_line(&log->main_log, "s:%lld eval:%.4f\n", step, accuracy);
-    logger_print(log, step, "HellaSwag accuracy %.4f", accuracy);
+    logger_print(step, "HellaSwag accuracy %.4f", accuracy);
     log_file_line(&log->metrics, "{\"step\":%lld,\"hellaswag\":%.9g}\n", step, accuracy);
 }

@@ -20,23 +20,17 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 #include "llmc/shapes/params.h"
 #include <fnmatch.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
-// Stops if the directory holds a run of llm.c: a new run would empty its main.log and delete its DONE_ files. Every run
-// of train_gpt2 has a config.json.
+// Stops if the directory holds a run of llm.c: a new run would empty its main.log and delete its DONE_ files.
 static inline void check_no_llmc_run(const char *run_dir) {
-    char config[PATH_LENGTH];
-    format_path(config, "%s/config.json", run_dir);
-    bool ours = access(config, F_OK) == 0;
+    static const char *const patterns[] = {"model_[0-9]*[0-9].bin", "main.log", "DONE_[0-9]*[0-9]"};
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        const char *name = entry->d_name;
-        bool model = fnmatch("model_[0-9]*[0-9].bin", name, 0) == 0;
-        bool log = strcmp(name, "main.log") == 0 || fnmatch("DONE_[0-9]*[0-9]", name, 0) == 0;
-        if (model || (log && !ours)) {
+        for (int i = 0; i < 3; i++) {
+            if (fnmatch(patterns[i], entry->d_name, 0) != 0) { continue; }
             input_error("-o %s holds %s of a run of llm.c, which cannot be resumed here; give a new folder", run_dir,
-                        name);
+                        entry->d_name);
         }
     }
     if (dir) { closedir(dir); }
@@ -44,29 +38,25 @@ static inline void check_no_llmc_run(const char *run_dir) {
 
 // Stops if -o cannot be used, or if a new run would overwrite another one.
 static inline void check_run_dir(const TrainArgs *a) {
-    static const char *const files[] = {"metrics.jsonl", "config.json", "main.log"};
+    static const char *const files[] = {"metrics.jsonl", "config.json"};
     const int longest = PATH_LENGTH - 64;  // leaves room for the names of files
-    struct stat info;
     char path[PATH_LENGTH];
     if (!a->run_dir) { return; }
     if (strlen(a->run_dir) > (size_t)longest) {
         input_error("-o is %zu characters long, and the maximum is %d; give a shorter one", strlen(a->run_dir),
                     longest);
     }
-    bool exists = stat(a->run_dir, &info) == 0;
-    if (exists && !S_ISDIR(info.st_mode)) {
-        input_error("-o %s is a file; give a folder, which need not exist", a->run_dir);
-    }
-    if (exists && access(a->run_dir, W_OK | X_OK) != 0) {
-        input_error("-o %s cannot be written (%s); give another folder, or change its permissions", a->run_dir,
-                    strerror(errno));
+    format_path(path, "%s/.", a->run_dir);
+    if (access(path, W_OK | X_OK) != 0 && errno != ENOENT) {
+        input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
+                    a->run_dir, strerror(errno));
     }
     bool used = checkpoint_latest(a->run_dir) >= 0;
-    if (!used) { check_no_llmc_run(a->run_dir); }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         format_path(path, "%s/%s", a->run_dir, files[i]);
         used |= access(path, F_OK) == 0;
     }
+    if (!used) { check_no_llmc_run(a->run_dir); }
     if (used && !a->resume) {
         input_error("-o %s holds another run; give a new folder, or -y 1 to resume that run", a->run_dir);
     }
@@ -152,10 +142,10 @@ static inline void print_changed_flags(const TrainArgs *a) {
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
-        if (!old || flag_choice_index("resume output gpu-log", item->string) >= 0) { continue; }
-        if (flag_was_auto(before, item->string) && cJSON_IsString(item) && strcmp(item->valuestring, "auto") == 0) {
-            continue;
-        }
+        bool hidden = flag_choice_index("resume output gpu-log", item->string) >= 0;
+        bool still_auto =
+            flag_was_auto(before, item->string) && cJSON_IsString(item) && !strcmp(item->valuestring, "auto");
+        if (!old || hidden || still_auto) { continue; }
         char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
         if (strcmp(old_value, value) != 0) {
             printf("note      --%s was %s, is now %s\n", item->string, old_value, value);
