@@ -245,8 +245,9 @@ static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, cons
     ex->hooks = &p->hooks;
     p->zero = zero;
     p->world = groups->world;
-    format_path(p->path, groups->world->size > 1 ? "%s/profile_%d.json" : "%s/profile.json", a->run_dir,
-                groups->world->rank);
+    char name[32] = "profile.json";
+    if (p->world->size > 1) { snprintf(name, sizeof name, "profile_%d.json", p->world->rank); }
+    format_path(p->path, "%s/%s", a->run_dir, name);
     profile_wrap_collectives(p, groups);
 }
 
