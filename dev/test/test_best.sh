@@ -197,9 +197,9 @@ report "a folder of the user at RUN/best stays: a warning, and exit 1 at the las
     equal "$(best_of blocked)" "$(validations blocked | tail -n 1)"
 )"
 refused "--keep-best without -o" "no -o is given" "${overfit[@]}" -v 5 --keep-best
-refused "--keep-best without validation" "--keep-best needs the validation loss" \
+refused "--keep-best without validation" "--keep-best, --patience and -h 1 act at each validation" \
     "${overfit[@]}" -v 0 --keep-best -o refused
-refused "--patience without validation" "--patience needs the validation loss" \
+refused "--patience without validation" "--keep-best, --patience and -h 1 act at each validation" \
     "${overfit[@]}" -v 0 --patience 2 -o refused
 refused "--patience -1" "--patience takes a whole number from 0" "${overfit[@]}" --patience -1 -o refused
 

@@ -92,7 +92,7 @@ refused "a vocab.json as tokenizer" \
     "vocab.json: found no model with a vocab and merges (beside a vocab.json, give the merges.txt)" \
     --generate 2 -e bare --prompt b --tokenizer vocab.json
 refused "--generate without weights" "--generate needs trained weights" --generate 2 -e l1h2c16
-refused "--generate without -e" "--generate needs a trained model" --generate 2
+refused "--generate without -e" "--generate need a trained model" --generate 2
 refused "a prompt without a tokenizer" "with --tokenizer" --generate 2 -e bare --prompt b
 refused "--samples without --generate" "--samples applies to --generate" -i turns --samples 2
 refused "--prompt @- without --generate" "--prompt @- reads the prompt of --generate from stdin" -i turns --prompt @-

@@ -263,7 +263,7 @@ refused() { report "refused: $1" "$(
     [ ! -e refused ] || echo "something was written"
 )"; }
 refused "-d that the ranks do not divide" \
-    '-d 192 is not a multiple of -b x -t x ranks = 2 x 16 x 4 = 128; the nearest below is 128' \
+    '-d 192 is not a multiple of 128 = -b 2 x -t 16 x 4 data-parallel ranks; give 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
 refused "another number of ranks than -pn" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
 refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3' \

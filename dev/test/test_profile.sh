@@ -256,7 +256,7 @@ refused() {
         same 1 "$(wc -l <"$out")"
     )"
 }
-refused "--profile writes profile.json, but no -o is given: add -o DIR" 2 -x 9 --profile 3
+refused "--profile write files, but no -o is given: add -o DIR" 2 -x 9 --profile 3
 refused "--profile 3 records the steps after the first 2, but only 4 steps are left: give a larger -x" 2 -x 4 \
     -o none --profile 3
 report "the refused run has written nothing" "$(! ls none 2>/dev/null)"

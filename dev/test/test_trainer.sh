@@ -651,7 +651,7 @@ report "-h 1 without HellaSwag's file goes on, and says so" "$(
     run 0 -i text "${model[@]}" -b 4 -t 16 -h 1 -x 1 -s 0
     says "$out" "note      no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh"
 )"
-refused "-h without validation" "-h 1 scores HellaSwag at each validation, but -v 0" "${tiny[@]}" -h 1
+refused "-h without validation" "-h 1 act at each validation, but -v 0" "${tiny[@]}" -h 1
 refused "--prompt for a model of another vocabulary than its text" \
     "--prompt needs a tokenizer, and -i text is read as bytes by a model of 50257 tokens; give a shape of the data's" \
     -i text -e d6 -b 1 -t 16 --prompt hello
@@ -666,9 +666,9 @@ refused "a validation text shorter than a sequence" "-j: a sequence of length 16
     -i text -j short "${model[@]}" -t 16 -o new
 refused "validation data of another kind" "-j good_0.bin is token shards; give two text files or two token shards" \
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
-refused "-d that is no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
+refused "-d that is no multiple of -b x -t" "is not a multiple of 32 = -b 2 x -t 16 x 1 data-parallel ranks; give 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
-refused "-d smaller than -b x -t" "= 2 x 16 = 32; the minimum is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
+refused "-d smaller than -b x -t" "data-parallel ranks; give 32" -i text "${model[@]}" -b 2 -t 16 -d 16
 refused "a micro-batch too large for any memory" "is a micro-batch of 1099511627776 tokens" \
     -i text "${model[@]}" -b 1048576 -t 1048576
 refused "too many micro-batches to count" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
@@ -682,12 +682,12 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
-refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
-refused "-r past the last level" "-r takes 0, 1, 2, 3, 4 or auto; found '5'" -i text -r 5
-refused "-f with an unknown word" "-f takes 0, 1, 2 or auto; found 'AUTO'" "${tiny[@]}" -f AUTO
-refused "-rk with -r auto" "-rk 2 applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
-refused "-rn with -r auto" "-rn 1 applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
-refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
+refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1000000; found 'all'" --plan --fit=all
+refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto; found '5'" -i text -r 5
+refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${tiny[@]}" -f AUTO
+refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
+refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
+refused "an unknown flag" "unknown flag --learning-rat; --help lists all flags" --learning-rat 1
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
@@ -711,7 +711,7 @@ refused "-o of another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "-o text cannot be written (Not a directory); give a folder" "${tiny[@]}" -x 1 -o text
 refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
 refused "--generate 0" "--generate takes a whole number from 1" --generate 0 -e whole
-refused "--generate without -e" "--generate needs a trained model" --generate 5
+refused "--generate without -e" "--generate need a trained model" --generate 5
 refused "--generate with a descriptor" "only describes a shape" --generate 5 -e l1h2c16
 refused "a tokenizer with more tokens than the model" "has 2757 tokens and the model 256" \
     --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"

@@ -231,26 +231,19 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 // ---- checks of several flags together
 
 static inline void args_check_batch(const TrainArgs *a) {
-    int64_t micro = (int64_t)a->B * a->T, ranks = data_ranks(a), found = a->batch_tokens, step = micro * ranks;
-    char names[64] = "", number[64] = "";
+    long long micro = (long long)a->B * a->T, step = micro * data_ranks(a), found = a->batch_tokens;
     if (micro > INT_MAX) {
         input_error("-b %d x -t %d is a micro-batch of %lld tokens, more than the maximum of %d: give a smaller -b and "
                     "accumulate with -d",
-                    a->B, a->T, (long long)micro, INT_MAX);
-    }
-    if (ranks > 1) {
-        snprintf(names, sizeof names, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
-        snprintf(number, sizeof number, " x %lld", (long long)ranks);
+                    a->B, a->T, micro, INT_MAX);
     }
     if (found != -1 && (found < step || found % step != 0)) {
-        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld", (long long)found,
-                    names, a->B, a->T, number, (long long)step, found < step ? "minimum" : "nearest below",
-                    (long long)(found < step ? step : found / step * step));
+        input_error("-d %lld is not a multiple of %lld = -b %d x -t %d x %d data-parallel ranks; give %lld", found,
+                    step, a->B, a->T, data_ranks(a), found < step ? step : found / step * step);
     }
     if (found / step > INT_MAX) {
-        input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld tokens, more than the maximum of %d; give a "
-                    "larger -b",
-                    (long long)found, (long long)(found / step), names, (long long)step, INT_MAX);
+        input_error("-d %lld is %lld micro-batches of %lld tokens, more than the maximum of %d; give a larger -b",
+                    found, found / step, step, INT_MAX);
     }
 }
 
@@ -277,53 +270,37 @@ static inline void args_check_ranks(const TrainArgs *a) {
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
-    if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
-        input_error("-pi fs needs a folder that all ranks can write to: give it with -pf DIR");
-    }
-}
-
-// -r auto chooses among whole levels
-static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || mode_without_training(a)) { return; }
-    if (a->recompute_every != default_args.recompute_every) {
-        input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
-                    "-rk out",
-                    a->recompute_every);
-    }
-    if (a->recompute_layers != default_args.recompute_layers) {
-        input_error("-rn %d applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as "
-                    "well, or leave -rn out",
-                    a->recompute_layers);
-    }
+    if (!a->shared_folder) { input_error("-pi fs needs a folder that all ranks can write to: give it with -pf DIR"); }
 }
 
 // Stops at a flag that lacks another one, or that cannot have an effect.
 static inline void args_check_needs(const TrainArgs *a) {
-    bool needs_model = !a->model && !a->plan;
+    const char *mode = mode_without_training(a);
+    bool needs_model = !a->model && !a->plan, chooses = a->recompute == RECOMPUTE_AUTO && !a->fit && !mode;
     const struct {
         bool found;
         const char *sentence;
     } mistakes[] = {
         {a->val_batches == 0, "-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)"},
         {a->max_steps == 0, "-x takes -1 (one epoch) or at least 1 step; found 0"},
-        {a->checkpoint_every > 0 && !a->run_dir, "-n saves checkpoints, but no -o is given: add -o DIR"},
-        {keeps_best(a) && !a->run_dir, "--keep-best saves a checkpoint, but no -o is given: add -o DIR"},
-        {a->profile > 0 && !a->run_dir, "--profile writes profile.json, but no -o is given: add -o DIR"},
+        {(saves_checkpoints(a) || a->profile > 0) && !a->run_dir,
+         "-n, --keep-best and --profile write files, but no -o is given: add -o DIR"},
         {a->resume && !a->run_dir, "-y 1 resumes a run, but no -o is given: add its run directory with -o DIR"},
-        {keeps_best(a) && a->val_every == 0, "--keep-best needs the validation loss, but -v 0 turns it off: give -v N"},
-        {a->patience > 0 && a->val_every == 0,
-         "--patience needs the validation loss, but -v 0 turns it off: give -v N"},
-        {a->hellaswag && a->val_every == 0,
-         "-h 1 scores HellaSwag at each validation, but -v 0 turns it off: give -v N"},
+        {(keeps_best(a) || a->patience > 0 || a->hellaswag) && a->val_every == 0,
+         "--keep-best, --patience and -h 1 act at each validation, but -v 0 turns it off: give -v N"},
         {a->tokenize && (!a->train_data || !a->tokenizer),
          "--tokenize writes the text in -i with the tokens of --tokenizer: give both"},
         {a->train_bpe && !a->train_data, "--train-bpe learns from the text in -i: give a file or a pattern with -i"},
         {a->export_format && (!a->run_dir || needs_model) && !a->plan,
          "--export reads the model in -e and writes the file -o: give both"},
-        {a->fit && a->generate, "--fit chooses flags of training and does not apply to --generate: leave it out"},
-        {a->fit && a->eval, "--fit chooses flags of training and does not apply to --eval: leave it out"},
-        {a->eval && needs_model, "--eval needs a trained model: give its folder or .safetensors file with -e"},
-        {a->generate && needs_model, "--generate needs a trained model: give its folder or .safetensors file with -e"},
+        {chooses && a->recompute_every != default_args.recompute_every,
+         "-rk applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave -rk out"},
+        {chooses && a->recompute_layers != default_args.recompute_layers,
+         "-rn applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as well, or leave -rn "
+         "out"},
+        {a->fit && mode, "--fit chooses flags of training: leave it out"},
+        {(a->eval || a->generate) && needs_model,
+         "--eval and --generate need a trained model: give its folder or .safetensors file with -e"},
         {a->samples > 1 && !a->generate, "--samples applies to --generate: add it, or leave --samples out"},
         {strcmp(a->prompt, "@-") == 0 && !a->generate,
          "--prompt @- reads the prompt of --generate from stdin: give the samples of training a file or a text"},
@@ -336,7 +313,6 @@ static inline void args_check_needs(const TrainArgs *a) {
 static inline void args_check(const TrainArgs *a) {
     args_check_ranks(a);
     args_check_batch(a);
-    args_check_recompute(a);
     args_check_needs(a);
 }
 
