@@ -25,7 +25,6 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
-#include "llmc/common/floatx.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_REMOVED } FlagType;
 

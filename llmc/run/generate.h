@@ -12,9 +12,7 @@ Token     p(i) = exp((logit(i) - max) / temperature) / sum, over the top_k highe
           Temperature 0 or less: the highest logit, the lowest id among equals.
           A NaN counts as below -inf: it is drawn only if all logits are NaN. If the highest logit is +inf, only +inf is
           drawn.
-Speed     The k-th highest logit is found by radix selection on its bits, four passes of 256 bins, without scratch
-          memory. 50257 logits take seven passes over 200 KB, the last one partial, and at most two exponentials for
-          each of the top_k tokens. The nucleus is found the same way, with bins of weights: five more passes.
+Speed     A heap pops the likeliest tokens one by one. Only --top-k and --top-p need it.
 Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p apply in the order of Hugging Face
           transformers.
 */
@@ -29,40 +27,22 @@ Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p app
 
 // ---- one token
 
-// an integer that orders the logits; -0 equals +0, and NaN is 0, below all others
-static inline uint32_t sampler_key(float logit) {
-    if (isnan(logit)) { return 0; }
-    if (logit == 0) { logit = 0; }
+// A token in the order of the heap: the highest logit first, lower ids first among equals. -0 equals +0, and NaN is last.
+static inline HeapEntry sampler_entry(const float *logits, int id) {
+    float logit = logits[id] == 0 ? 0 : logits[id];
     uint32_t bits;
     memcpy(&bits, &logit, sizeof bits);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    uint32_t rising = isnan(logit) ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    HeapEntry entry = {UINT32_MAX - rising, (uint64_t)id};
+    return entry;
 }
 
 static inline int sampler_argmax(const float *logits, int vocab_size) {
     int best = 0;
     for (int i = 1; i < vocab_size; i++) {
-        if (sampler_key(logits[i]) > sampler_key(logits[best])) { best = i; }
+        if (heap_before(sampler_entry(logits, i), sampler_entry(logits, best))) { best = i; }
     }
     return best;
-}
-
-// The key of the k-th highest logit, 1 <= k <= vocab_size. The top k are all logits with a higher key and the first
-// *ties with that key. Each pass finds one byte, the highest first: `bins` counts the next byte of all logits that
-// share the bytes found so far.
-static inline uint32_t sampler_kth_key(const float *logits, int vocab_size, int k, int *ties) {
-    uint32_t kth = 0, known = 0;  // known: a mask of the bytes found so far
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int bins[256] = {0}, bin = 255;
-        for (int i = 0; i < vocab_size; i++) {
-            uint32_t key = sampler_key(logits[i]);
-            if ((key & known) == kth) { bins[key >> shift & 255]++; }
-        }
-        while (bins[bin] < k) { k -= bins[bin--]; }
-        kth |= (uint32_t)bin << shift;
-        known |= 255u << shift;
-    }
-    *ties = k;
-    return kth;
 }
 
 // a token's probability before division by the sum; 1 for the highest logit
@@ -71,65 +51,55 @@ static inline double sampler_weight(float logit, float highest, double temperatu
     return logit == highest ? 1 : exp(((double)logit - (double)highest) / temperature);
 }
 
-// Narrows the top k to the nucleus: the fewest of the likeliest tokens whose weights add up to `target`. Returns the
-// key of the last one; *ties as in sampler_kth_key.
-static inline uint32_t sampler_nucleus_key(const float *logits, int vocab_size, double temperature, float highest,
-                                           uint32_t kth_key, int *ties, double target) {
-    uint32_t last = 0, known = 0;  // known: a mask of the bytes found so far
-    double above = 0;              // weight of the tokens with a higher key than `last`
-    // The bins also count logits below the top k, ties beyond the first *ties and NaN. The search comes to them last.
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        double bins[256] = {0};
-        int bin = 255;
-        for (int i = 0; i < vocab_size; i++) {
-            uint32_t key = sampler_key(logits[i]);
-            if ((key & known) == last) { bins[key >> shift & 255] += sampler_weight(logits[i], highest, temperature); }
-        }
-        while (bin > 0 && above + bins[bin] < target) { above += bins[bin--]; }
-        last |= (uint32_t)bin << shift;
-        known |= 255u << shift;
+// The last of the likeliest tokens: the k-th, or an earlier one with which their weights add up to `target`.
+static inline HeapEntry sampler_last(const float *logits, int vocab_size, double temperature, float highest, int k,
+                                     double target) {
+    HeapEntry *heap = (HeapEntry *)xmalloc((size_t)vocab_size * sizeof *heap), last = {0, 0};
+    size_t size = 0;
+    double sum = 0;
+    for (int i = 0; i < vocab_size; i++) {
+        HeapEntry entry = sampler_entry(logits, i);
+        heap_push(heap, &size, entry.key, entry.value);
     }
-    if (last < kth_key) { return kth_key; }  // summed in this order, the top k may stay below the target
-    int count = 0, limit = last == kth_key ? *ties : vocab_size;
-    for (int i = 0; i < vocab_size && count < limit && above < target; i++) {
-        if (sampler_key(logits[i]) != last) { continue; }
-        above += sampler_weight(logits[i], highest, temperature);
-        count++;
+    for (int n = 0; n < k && sum < target; n++) {
+        last = heap_pop(heap, &size);
+        sum += sampler_weight(logits[last.value], highest, temperature);
     }
-    *ties = count;
+    free(heap);
     return last;
 }
 
-// Adds the weights of the top tokens in the order of ids until *sum exceeds `target`. Returns the last token added.
-static inline int sampler_walk(const float *logits, int vocab_size, double temperature, float highest, uint32_t kth_key,
-                               int ties, double target, double *sum) {
-    int last = 0;
+// Adds the weights of the tokens up to `last`, in the order of ids, until *sum exceeds `target`. Returns the last one
+// added.
+static inline int sampler_walk(const float *logits, int vocab_size, double temperature, float highest, HeapEntry last,
+                               double target, double *sum) {
+    int token = 0;
     *sum = 0;
     for (int i = 0; i < vocab_size && *sum <= target; i++) {
-        uint32_t key = sampler_key(logits[i]);
-        if (isnan(logits[i]) || key < kth_key || (key == kth_key && ties-- <= 0)) { continue; }
+        if (isnan(logits[i]) || heap_before(last, sampler_entry(logits, i))) { continue; }
         *sum += sampler_weight(logits[i], highest, temperature);
-        last = i;
+        token = i;
     }
-    return last;
+    return token;
 }
 
 // logits (vocab_size), without padding; top_k: 0 is all tokens; top_p: from 1 on all of the top k; random: uniform in
 // [0, 1)
 static inline int sample_token(const float *logits, int vocab_size, double temperature, int top_k, double top_p,
                                double random) {
-    int best = sampler_argmax(logits, vocab_size), ties;
+    int best = sampler_argmax(logits, vocab_size), k = top_k > 0 && top_k < vocab_size ? top_k : vocab_size;
+    float highest = logits[best];
     if (!(temperature > 0)) { return best; }
-    int k = top_k > 0 && top_k < vocab_size ? top_k : vocab_size;
-    uint32_t kth_key = sampler_kth_key(logits, vocab_size, k, &ties);
+    HeapEntry last = {UINT64_MAX, 0};  // after all tokens
     double total, reached;
-    sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, (double)INFINITY, &total);
+    if (k < vocab_size) { last = sampler_last(logits, vocab_size, temperature, highest, k, (double)INFINITY); }
+    sampler_walk(logits, vocab_size, temperature, highest, last, (double)INFINITY, &total);
     if (top_p < 1) {
         double target = fmax(top_p * total, 1);  // the likeliest token's weight is 1, so the nucleus is never empty
-        kth_key = sampler_nucleus_key(logits, vocab_size, temperature, logits[best], kth_key, &ties, target);
-        sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, (double)INFINITY, &total);
+        last = sampler_last(logits, vocab_size, temperature, highest, k, target);
+        sampler_walk(logits, vocab_size, temperature, highest, last, (double)INFINITY, &total);
     }
-    return sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, random * total, &reached);
+    return sampler_walk(logits, vocab_size, temperature, highest, last, random * total, &reached);
 }
 
 // ---- a text
