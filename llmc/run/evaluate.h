@@ -7,8 +7,7 @@ Text        Every token of a document is scored once. The context of the first t
             last token. These are the windows of lm-eval's loglikelihood_rolling.
 Documents   a file of text, a line of JSON, or a token shard. An end-of-text at the start of a shard is context only.
             Another one in a shard is scored, and counts no bytes.
-Rows        Sequences of a micro-batch have the length of the longest one, rounded up to 16. Positions after the end of
-            a sequence are token 0, and their losses are not used.
+Batches     Sequences are packed one after another into a micro-batch, each with positions and attention of its own.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -86,120 +85,95 @@ static inline double validate(const EvalModel *m, DataLoader *loader, int val_ba
 // ---- sequences of different lengths in micro-batches
 
 typedef struct {
-    size_t start;  // in ScoreBatch.ids
-    int length, scored;
-    double *sum;  // the losses of the sequence's last `scored` tokens are added here
-} ScoreRow;
-
-// sequences that wait for a micro-batch
-typedef struct {
     const EvalModel *m;
-    int *ids;        // of all rows, one after the other
-    size_t num_ids;  // at most 2 * B * T
-    ScoreRow *rows;
-    int num_rows;
-    int T;                  // of the micro-batch: at least length - 1 of every row
-    int *inputs, *targets;  // (rows,T), room for B*T
+    int *inputs, *targets;  // (B,T) target -1: no loss
+    Range *sequences;       // (num_sequences)
+    double **sums;          // (num_sequences) where the losses of each sequence are added
+    int num_sequences;
+    size_t used;  // positions
     real *losses;
 } ScoreBatch;
 
+static inline size_t score_batch_positions(const EvalModel *m) { return (size_t)m->B * (size_t)m->T; }
+
 static inline ScoreBatch score_batch_open(const EvalModel *m) {
     ScoreBatch b;
+    size_t positions = score_batch_positions(m);
     memset(&b, 0, sizeof b);
-    size_t positions = (size_t)m->B * (size_t)m->T;
     b.m = m;
-    b.ids = (int *)xmalloc(2 * positions * sizeof *b.ids);
-    b.rows = (ScoreRow *)xmalloc(positions * sizeof *b.rows);
     b.inputs = (int *)xmalloc(positions * sizeof *b.inputs);
     b.targets = (int *)xmalloc(positions * sizeof *b.targets);
+    b.sequences = (Range *)xmalloc(positions * sizeof *b.sequences);
+    b.sums = (double **)xmalloc(positions * sizeof *b.sums);
     b.losses = (real *)xmalloc(positions * sizeof *b.losses);
     return b;
 }
 
 static inline void score_batch_close(ScoreBatch *b) {
-    free(b->ids);
-    free(b->rows);
     free(b->inputs);
     free(b->targets);
+    free(b->sequences);
+    free(b->sums);
     free(b->losses);
 }
 
-// T of the micro-batch with one more sequence of `length` tokens. With -tp, every rank needs a row of the micro-batch:
-// B*T positions have been checked.
-static inline int score_batch_length(const ScoreBatch *b, int length) {
-    const EvalModel *m = b->m;
-    int T = (length - 1 + 15) / 16 * 16, t = m->groups->tp->size;
-    assert(T > 0);
-    if (T > m->T || row_range(m->B * m->T / T * T, t, t - 1).count <= 0) { T = m->T; }
-    return T > b->T ? T : b->T;
-}
-
 static inline bool score_batch_fits(const ScoreBatch *b, int length) {
-    return (size_t)(b->num_rows + 1) * (size_t)score_batch_length(b, length) <= (size_t)b->m->B * (size_t)b->m->T;
+    return b->used + (size_t)length - 1 <= score_batch_positions(b->m);
 }
 
 // Adds a sequence of 2 to T + 1 tokens that fits. score_batch_run adds the losses of its last `scored` tokens to *sum.
 static inline void score_batch_add(ScoreBatch *b, const int *ids, int length, int scored, double *sum) {
-    ScoreRow row = {b->num_ids, length, scored, sum};
-    b->T = score_batch_length(b, length);
-    memcpy(b->ids + b->num_ids, ids, (size_t)length * sizeof *ids);
-    b->num_ids += (size_t)length;
-    b->rows[b->num_rows++] = row;
+    Range range = {b->used, (size_t)length - 1};
+    for (int i = 1; i < length; i++, b->used++) {
+        b->inputs[b->used] = ids[i - 1];
+        b->targets[b->used] = i < length - scored ? -1 : ids[i];
+    }
+    b->sequences[b->num_sequences] = range;
+    b->sums[b->num_sequences++] = sum;
 }
 
-// Scores the rows that were added, and removes them. Without rows it makes a forward all the same, for -z 3. With -tp
-// the micro-batch has as many rows as fit, else those that were added.
+// Scores the sequences that were added, and removes them. Without any it makes a forward all the same, for -z 3. With
+// -tp the micro-batch has all B rows, since each rank needs one; else as few as hold the sequences.
 static inline void score_batch_run(ScoreBatch *b) {
     const EvalModel *m = b->m;
-    if (b->T == 0) { b->T = m->T; }
-    int num_rows = m->groups->tp->size > 1 ? m->B * m->T / b->T : b->num_rows > 0 ? b->num_rows : 1;
-    size_t T = (size_t)b->T, bytes = (size_t)num_rows * T * sizeof(int);
-    memset(b->inputs, 0, bytes);
-    memset(b->targets, 0, bytes);
-    for (int r = 0; r < b->num_rows; r++) {
-        const int *ids = b->ids + b->rows[r].start;
-        size_t row_bytes = (size_t)(b->rows[r].length - 1) * sizeof(int);
-        memcpy(b->inputs + (size_t)r * T, ids, row_bytes);
-        memcpy(b->targets + (size_t)r * T, ids + 1, row_bytes);
+    size_t T = (size_t)m->T, rows = m->groups->tp->size > 1 ? (size_t)m->B : b->used ? (b->used + T - 1) / T : 1;
+    int count = b->num_sequences;
+    for (Range rest = {b->used, 0}; rest.offset < rows * T; rest.offset += rest.count) {  // at most T positions each
+        rest.count = rows * T - rest.offset < T ? rows * T - rest.offset : T;
+        b->sequences[count++] = rest;
     }
-    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, not_packed, b->losses);
-    for (int r = 0; r < b->num_rows; r++) {
-        const ScoreRow *row = &b->rows[r];
-        const real *losses = b->losses + (size_t)r * T + (row->length - 1 - row->scored);
-        for (int i = 0; i < row->scored; i++) { *row->sum += (double)losses[i]; }
+    for (; b->used < rows * T; b->used++) {
+        b->inputs[b->used] = 0;
+        b->targets[b->used] = -1;
     }
-    b->num_rows = b->T = 0;
-    b->num_ids = 0;
+    PackedSequences packed = {b->sequences, count};
+    m->loss(m->model, (int)rows, m->T, b->inputs, b->targets, packed, b->losses);
+    for (int s = 0; s < b->num_sequences; s++) {
+        const real *losses = b->losses + b->sequences[s].offset;
+        for (size_t i = 0; i < b->sequences[s].count; i++) { *b->sums[s] += (double)losses[i]; }
+    }
+    b->num_sequences = 0;
+    b->used = 0;
 }
 
 // ---- HellaSwag
-
-// longest first, so that the rows of a micro-batch have similar lengths
-static inline int compare_lengths(const void *a, const void *b) {
-    const HellaSwagRow *x = *(const HellaSwagRow *const *)a, *y = *(const HellaSwagRow *const *)b;
-    return x->length != y->length ? y->length - x->length : x < y ? -1 : 1;
-}
 
 // The sums of the losses of each row's scored tokens (num_rows), which the caller frees. Data-parallel ranks take the
 // examples in turn, and have 0 for those of others. A signal leaves the rest unscored.
 static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *set) {
     double *sums = (double *)xcalloc((size_t)set->num_rows, sizeof *sums);
-    const HellaSwagRow **order = (const HellaSwagRow **)xmalloc((size_t)set->num_rows * sizeof *order);
-    int count = 0, done = 0;
-    for (int r = 0; r < set->num_rows; r++) {
-        if (r / HELLASWAG_ENDINGS % m->groups->dp->size == m->groups->dp->rank) { order[count++] = &set->rows[r]; }
-    }
-    qsort(order, (size_t)count, sizeof *order, compare_lengths);
     ScoreBatch batch = score_batch_open(m);
-    while (comm_max(count - done, m->groups->world) > 0 && !agreed_signal(m->groups->world)) {
-        for (; done < count && score_batch_fits(&batch, order[done]->length); done++) {
-            const HellaSwagRow *row = order[done];
-            score_batch_add(&batch, set->tokens + row->start, row->length, row->scored, &sums[row - set->rows]);
+    int done = 0;
+    while (comm_max(set->num_rows - done, m->groups->world) > 0 && !agreed_signal(m->groups->world)) {
+        for (; done < set->num_rows; done++) {
+            const HellaSwagRow *row = &set->rows[done];
+            if (done / HELLASWAG_ENDINGS % m->groups->dp->size != m->groups->dp->rank) { continue; }
+            if (!score_batch_fits(&batch, row->length)) { break; }
+            score_batch_add(&batch, set->tokens + row->start, row->length, row->scored, &sums[done]);
         }
         score_batch_run(&batch);
     }
     score_batch_close(&batch);
-    free(order);
     return sums;
 }
 
@@ -320,10 +294,6 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
     cJSON *json;
     const char *error;
     const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &error);
-    if (!text && !f->args->field && (cJSON_HasObjectItem(json, "messages") || cJSON_HasObjectItem(json, "prompt"))) {
-        error = "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see "
-                "the loss of its answers";
-    }
     if (!text) { corpus_refuse(&f->text, piece, error); }
     score_text_begin(s, f->tokenizer.end_of_text);
     eval_encode(s, f, encoder, text, strlen(text));
@@ -388,7 +358,7 @@ static inline void eval_run(EvalFile *f, const EvalModel *m) {
     } else {
         eval_text(&s, f);
     }
-    if (s.batch.num_rows > 0) { score_batch_run(&s.batch); }
+    if (s.batch.used > 0) { score_batch_run(&s.batch); }
     score_text_close(&s);
     if (s.tokens == 0) { input_error("--eval %s holds no text to score", f->args->eval); }
     eval_print_count("documents", s.documents);
