@@ -200,7 +200,7 @@ report "-h 1 reads HellaSwag's JSON lines with the run's tokenizer" "$(
 refused "-h 1 without a tokenizer" "is text, and a model of 2757 tokens needs a tokenizer" \
     -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -h 1
 refused "-h 1 with text for a model of another vocabulary" \
-    "-h 1 needs a tokenizer, and -i learn.txt is read as bytes by a model of 50257 tokens; give a shape of the data's" \
+    "is text, and a model of 50257 tokens needs a tokenizer" \
     -i learn.txt -e d6 -t 8 -b 1 -h 1
 report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "$(
     cp eval.bin dev/data/hellaswag/hellaswag_val.bin

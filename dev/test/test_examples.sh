@@ -154,7 +154,7 @@ report "bad input" "$(
     run 0 "$trainer" -i nine.jsonl -e l1h1c8 -t 48 -b 1 -x 1 -v 0 -s 0
     echo text >plain.txt
     run 2 "$trainer" -i few.jsonl -j plain.txt -e l1h1c8 -t 48
-    says "found .jsonl examples in one only"
+    says "is .jsonl examples, but -j"
     run 2 "$trainer" -i '*n*.*' -e l1h1c8 -t 4
     says "matches both .jsonl and other files"
     run 2 "$trainer" -i few.jsonl -e l1h1c16 -t 48 --tokenizer absent.txt

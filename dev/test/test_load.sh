@@ -109,7 +109,7 @@ refused "another architecture" "describes a model of type llama, expected gpt2" 
 refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
 refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
 refused "a model without config.json" "put a config.json with n_head" -e bare -t 16
-refused "a folder of PyTorch's pickle" "pytorch_model.bin and without model.safetensors" -e pickled -t 16
+refused "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
 refused "a run of llm.c that has not finished a model" "model_*.bin and DONE_*" -e unfinished -t 16
 refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
 refused "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16

@@ -229,7 +229,7 @@ report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     status=0
     "$trainer" -o larger -y 1 -x 3 >"$out" 2>"$err" </dev/null || status=$?
     [ $status -eq 2 ] || echo "exit status $status, expected 2"
-    says "$err" "with --tokenize, or give --tokenizer '' to resume without it"
+    says "$err" "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)"
     "$trainer" -o larger -y 1 -x 3 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
     says "$out" "resumed   at step 2"
     train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json

@@ -653,7 +653,7 @@ report "-h 1 without HellaSwag's file goes on, and says so" "$(
 )"
 refused "-h without validation" "-h 1 act at each validation, but -v 0" "${tiny[@]}" -h 1
 refused "--prompt for a model of another vocabulary than its text" \
-    "--prompt needs a tokenizer, and -i text is read as bytes by a model of 50257 tokens; give a shape of the data's" \
+    "--prompt is text, but a model of 50257 tokens needs a tokenizer" \
     -i text -e d6 -b 1 -t 16 --prompt hello
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
@@ -664,7 +664,7 @@ refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" 
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new
-refused "validation data of another kind" "-j good_0.bin is token shards; give two text files or two token shards" \
+refused "validation data of another kind" "-j good_0.bin is token shards; give files of one kind" \
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
 refused "-d that is no multiple of -b x -t" "is not a multiple of 32 = -b 2 x -t 16 x 1 data-parallel ranks; give 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new

@@ -93,15 +93,15 @@ static inline void use_defaults(RunData *d, TrainArgs *a) {
     if (d->default_model) { a->model = model; }
 }
 
+static inline const char *data_kind(const TokenFiles *files) {
+    return data_are_examples(files) ? ".jsonl examples" : token_files_kind(files);
+}
+
 // Stops unless -i and -j are data of one kind.
 static inline void data_check_same_kind(const RunData *d, const TrainArgs *a) {
-    if (data_are_examples(&d->val_files) != d->has_examples) {
-        input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
-                    a->train_data, a->val_data);
-    }
-    if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
-        input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
-                    token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
+    const char *train = data_kind(&d->train_files), *val = data_kind(&d->val_files);
+    if (strcmp(train, val) != 0) {
+        input_error("-i %s is %s, but -j %s is %s; give files of one kind", a->train_data, train, a->val_data, val);
     }
     if (!d->has_examples && d->train_files.vocab_size != d->val_files.vocab_size) {
         input_error("-i %s has a vocabulary of %d tokens, but -j %s has %d; give shards of one tokenizer",
@@ -157,19 +157,11 @@ static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, c
     *tokenizer = given_tokenizer(a) ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
     if (tokenizer->merges) {
         input_error("-i %s is text, which is read as bytes and not with --tokenizer %s; first make token shards of it "
-                    "with --tokenize, or %s",
-                    a->train_data, a->tokenizer,
-                    a->resume ? "give --tokenizer '' to resume without it" : "leave out --tokenizer");
+                    "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)",
+                    a->train_data, a->tokenizer);
     }
-    if (vocab_size == BYTE_VOCABULARY) { return true; }
-    tokenizer_free(tokenizer);
-    bool scores = a->hellaswag && access(HELLASWAG_JSON, R_OK) == 0 && access(HELLASWAG_BIN, R_OK) != 0;
-    if (*a->prompt || scores) {
-        input_error("%s needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape of the "
-                    "data's vocabulary such as -e l6h6c384, make token shards with --tokenize, or give %s",
-                    *a->prompt ? "--prompt" : "-h 1", a->train_data, vocab_size, *a->prompt ? "--prompt ''" : "-h 0");
-    }
-    return false;
+    if (vocab_size != BYTE_VOCABULARY) { tokenizer_free(tokenizer); }
+    return vocab_size == BYTE_VOCABULARY;
 }
 
 // Loads and packs the examples of -i and -j.

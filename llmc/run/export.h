@@ -12,7 +12,6 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
           end-of-text token, which is byte 0: a newline would stop every text after one line.
 */
 #pragma once
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/gguf.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/model_state.h"
@@ -138,14 +137,8 @@ static inline PartFile export_open(const TrainArgs *a, FileKindId kind) {
     return file;
 }
 
-// Stops unless -o is on the disk. error: the errno of the last write
+// Stops unless -o is whole. error: the errno of the last write
 static inline void export_close(const TrainArgs *a, int error) {
-    char folder[PATH_LENGTH];
-    folder_of(folder, a->run_dir);
-    if (!error) {
-        error = sync_folder(folder);
-        if (error == EACCES) { error = 0; }  // a folder may be writable and not readable
-    }
     if (error) {
         run_error("could not write '%s': %s; make room or check the disk, then export again", a->run_dir,
                   strerror(error));

@@ -10,7 +10,6 @@ defines: ModelSource, model_source, hash_weights, check_trained, check_length, c
 #include "llmc/common/create_file.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/range.h"
-#include "llmc/run/flags.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
@@ -21,33 +20,6 @@ typedef struct {
     ModelFile weights;             // opened if has_weights; the caller closes it
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
-
-// Stops at a name of -e that is neither a shape nor a file.
-__attribute__((noreturn)) static inline void no_such_model(const char *word) {
-    const char *slash = strrchr(word, '/'), *name = slash ? slash + 1 : word;
-    if (flag_choice_index("gpt2 gpt2-medium gpt2-large gpt2-xl", name) >= 0) {
-        input_error("-e %s: there is no such folder; scripts/get_data.sh %s fetches the model, then give -e models/%s",
-                    word, name, name);
-    }
-    input_error("-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor an "
-                "existing file or folder",
-                word);
-}
-
-// Stops at a folder without a model.
-__attribute__((noreturn)) static inline void no_model(const char *word) {
-    char pickle[PATH_LENGTH], index[PATH_LENGTH];
-    format_path(pickle, "%s/pytorch_model.bin", word);
-    format_path(index, "%s/pytorch_model.bin.index.json", word);
-    if (access(pickle, F_OK) == 0 || access(index, F_OK) == 0) {
-        input_error("-e %s is a folder with pytorch_model.bin and without model.safetensors; load it in transformers "
-                    "and give the folder that save_pretrained writes",
-                    word);
-    }
-    input_error("-e %s is a folder without model.safetensors, without its index, without checkpoints, and without "
-                "llm.c's model_*.bin and DONE_*; give a folder with one of them, or a file",
-                word);
-}
 
 // model = the file or folder of a model. A run directory, also one of llm.c, stands for its last checkpoint. Stops if a
 // folder has no model, or is a damaged checkpoint.
@@ -61,7 +33,11 @@ static inline void find_model(char *model, const char *word) {
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
     long long latest = llmc_latest(word);
-    if (latest < 0) { no_model(word); }
+    if (latest < 0) {
+        input_error("-e %s is a folder without model.safetensors, its index, checkpoints, or llm.c's model_*.bin and "
+                    "DONE_*; for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
+                    word);
+    }
     format_path(model, "%s/model_%08lld.bin", word, latest);
 }
 
@@ -76,7 +52,11 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
         config_check(config, text);
         return false;
     }
-    if (access(word, F_OK) != 0) { no_such_model(word); }
+    if (access(word, F_OK) != 0) {
+        input_error("-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor "
+                    "an existing file or folder; scripts/get_data.sh gpt2 fetches GPT-2 as models/gpt2",
+                    word);
+    }
     find_model(text, word);
     *file = model_open(text);
     *config = file->config;
@@ -92,10 +72,8 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
     memset(&given, 0, sizeof given);
     if (resolve_model(a, data_vocab, saved->max_seq_len, &given, &file)) { model_close(&file); }
     if (memcmp(&given, saved, sizeof given) == 0) { return; }
-    input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s has %d, "
-                "%d, %d, %d and %d; leave out -e to resume the checkpoint",
-                folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size,
-                a->model, given.num_layers, given.num_heads, given.channels, given.max_seq_len, given.vocab_size);
+    input_error("'%s' holds a model of another shape than -e %s; leave out -e to resume the checkpoint", folder,
+                a->model);
 }
 
 // The model of -e, or with -y 1 that of the last checkpoint. data_vocab: of resolve_model
