@@ -267,7 +267,7 @@ TEST(test_bad_lines) {
         assert_stops(EXIT_BAD_INPUT, "lines.jsonl line 2 is no example of HellaSwag, an object with \"ctx\"",
                      read_bad_lines, lines);
     }
-    assert_stops(EXIT_BAD_INPUT, "is no example of HellaSwag", read_bad_lines, (void *)"[]");
+    assert_stops(EXIT_BAD_INPUT, "is no JSON object", read_bad_lines, (void *)"[]");
     assert_stops(EXIT_BAD_INPUT, "found 'not JSON'", read_bad_lines, (void *)"not JSON");
     assert_stops(EXIT_BAD_INPUT, "holds no examples", read_bad_lines, (void *)"\n");
     assert_stops(EXIT_BAD_INPUT, "example 0 of", read_bad_lines, (void *)LINES);

@@ -1,7 +1,7 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_object, corpus_document, corpus_refuse,
-         corpus_close
+defines: CorpusPiece, Corpus, corpus_is_json, corpus_open, corpus_next, corpus_read, corpus_object, corpus_take_document,
+         corpus_refuse, corpus_close
 
 Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
@@ -30,9 +30,9 @@ enum {
 };
 #define CORPUS_FIELD "text"  // of JSON lines, unless another one is given
 
-// Bytes of text, or a line of JSON. The caller may overwrite text[0..bytes], which is valid until the next corpus_next.
+// a document or a part of one; as corpus_read gives it, text or a line of JSON
 typedef struct {
-    char *text;
+    char *text;  // valid until the next piece is read; text[bytes] may be overwritten
     size_t bytes;
     bool is_json, ends_document;
     int file;
@@ -43,7 +43,6 @@ typedef struct {
     char **paths;  // (num_files) "-" for stdin
     int num_files;
     bool stdin_is_json;
-    uint64_t bytes;       // of all files; a pipe counts as 0
     const char *flag;     // gave the pattern; error messages name it
     const char *field;    // of JSON lines
     uint64_t bytes_read;  // of all files, up to the next piece
@@ -55,28 +54,28 @@ typedef struct {
     uint64_t line;                // of JSON
     bool starts_line;             // of text: the next piece may be a separator
     bool in_document;             // of text: the last piece did not end its document
+    cJSON *json;                  // the line of JSON that was read last
 } Corpus;
 
 // ---- the files
 
 static inline bool corpus_is_json(const char *path) { return has_ending(path, ".jsonl"); }
 
+// adds a file, or "-"
 static inline void corpus_add_file(Corpus *c, const char *path) {
-    struct stat info;
-    bool is_stdin = strcmp(path, "-") == 0;
-    if ((is_stdin ? fstat(STDIN_FILENO, &info) : stat(path, &info)) != 0) {
-        input_error("%s: could not find %s: %s; name files that can be read", c->flag, path, strerror(errno));
-    }
-    if (S_ISDIR(info.st_mode)) {
-        input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", c->flag, path, path);
-    }
-    if (!is_stdin && access(path, R_OK) != 0) {
-        input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
-    }
-    if (!is_stdin && !corpus_is_json(path)) { refuse_binary(c->flag, path); }
     c->paths = (char **)xgrow(c->paths, (size_t)c->num_files, sizeof *c->paths);
     c->paths[c->num_files++] = xstrdup(path);
-    c->bytes += S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
+}
+
+static inline void corpus_check_file(const char *flag, const char *path) {
+    struct stat info;
+    if (access(path, R_OK) != 0 || stat(path, &info) != 0) {
+        input_error("%s: could not open %s: %s; name files that can be read", flag, path, strerror(errno));
+    }
+    if (S_ISDIR(info.st_mode)) {
+        input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", flag, path, path);
+    }
+    if (!corpus_is_json(path)) { refuse_binary(flag, path); }
 }
 
 // The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
@@ -99,7 +98,10 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }
-    for (size_t i = 0; i < found.gl_pathc; i++) { corpus_add_file(&c, found.gl_pathv[i]); }
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        corpus_check_file(flag, found.gl_pathv[i]);
+        corpus_add_file(&c, found.gl_pathv[i]);
+    }
     globfree(&found);
     return c;
 }
@@ -109,6 +111,7 @@ static inline void corpus_close(Corpus *c) {
     for (int f = 0; f < c->num_files; f++) { free(c->paths[f]); }
     free(c->paths);
     free(c->window);
+    cJSON_Delete(c->json);
 }
 
 // ---- reading
@@ -207,8 +210,8 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
     }
 }
 
-// The next piece. False: the corpus has ended.
-static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
+// The next piece as the file has it. False: the corpus has ended.
+static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
     while (c->file < c->num_files) {
         const char *path = c->paths[c->file];
         bool is_stdin = strcmp(path, "-") == 0;
@@ -235,8 +238,15 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
+// Stops at a line of JSON. error: in words that follow the line's number.
+__attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
+                                                           const char *error) {
+    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->paths[piece->file], piece->line, error,
+                piece->text);
+}
+
 // The object of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is overwritten.
-static inline cJSON *corpus_object(char *line, size_t bytes) {
+static inline cJSON *corpus_parse(char *line, size_t bytes) {
     const char *end = line;
     size_t length = 0;
     if (memchr(line, 0, bytes)) { return NULL; }
@@ -252,21 +262,25 @@ static inline cJSON *corpus_object(char *line, size_t bytes) {
     return NULL;
 }
 
-// The document of a line of JSON, whose line[bytes] the function may overwrite. *json holds the result; the caller
-// deletes it. NULL: *error says why, in words that follow the line's number.
-static inline const char *corpus_document(char *line, size_t bytes, const char *field, cJSON **json,
-                                          const char **error) {
-    *json = corpus_object(line, bytes);
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(*json, field));
-    *error = text    ? NULL
-             : *json ? "has no string in the field; name the field of the text with --field"
-                     : "is no JSON object; expected an object a line";
-    return text;
+// The object of the line that was read last, valid until the next call. Stops at a line that is none.
+static inline const cJSON *corpus_object(Corpus *c, const CorpusPiece *line) {
+    cJSON_Delete(c->json);
+    c->json = corpus_parse(line->text, line->bytes);
+    if (!c->json) { corpus_refuse(c, line, "is no JSON object; expected an object a line"); }
+    return c->json;
 }
 
-// Stops at a line of JSON. error: in words that follow the line's number.
-__attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
-                                                           const char *error) {
-    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->paths[piece->file], piece->line, error,
-                piece->text);
+// Replaces a line of JSON by its document, the string in the field. Stops at a line without one.
+static inline void corpus_take_document(Corpus *c, CorpusPiece *line) {
+    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(corpus_object(c, line), c->field));
+    if (!text) { corpus_refuse(c, line, "has no string in the field; name the field of the text with --field"); }
+    line->text = text;
+    line->bytes = strlen(text);
+}
+
+// The next piece as text. False: the corpus has ended.
+static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
+    bool found = corpus_read(c, piece);
+    if (found && piece->is_json) { corpus_take_document(c, piece); }
+    return found;
 }

@@ -201,11 +201,9 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     e.one_line = !t->merges;
     Corpus corpus = corpus_open(flag, pattern, NULL);
     CorpusPiece piece;
-    while (corpus_next(&corpus, &piece)) {
-        cJSON *json = corpus_object(piece.text, piece.bytes);
-        const char *error = json ? example_add(&e, t, json) : "is no JSON object; expected an object a line";
+    while (corpus_read(&corpus, &piece)) {
+        const char *error = example_add(&e, t, corpus_object(&corpus, &piece));
         if (*error) { corpus_refuse(&corpus, &piece, error); }
-        cJSON_Delete(json);
     }
     corpus_close(&corpus);
     tokenizer_free_encoder(&e.encoder);

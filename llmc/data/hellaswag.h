@@ -211,14 +211,12 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     CorpusPiece piece;
     Corpus corpus = corpus_open(flag, path, NULL);
     memset(&encoder, 0, sizeof encoder);
-    while (corpus_next(&corpus, &piece)) {
-        cJSON *json = corpus_object(piece.text, piece.bytes);
-        if (!hellaswag_add_json(&set, tokenizer, &encoder, json)) {
+    while (corpus_read(&corpus, &piece)) {
+        if (!hellaswag_add_json(&set, tokenizer, &encoder, corpus_object(&corpus, &piece))) {
             corpus_refuse(&corpus, &piece,
                           "is no example of HellaSwag, an object with \"ctx\", 4 strings in \"endings\" and the true "
                           "one's index in \"label\"");
         }
-        cJSON_Delete(json);
     }
     tokenizer_free_encoder(&encoder);
     corpus_close(&corpus);

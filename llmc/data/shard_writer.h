@@ -1,7 +1,6 @@
 /*
 Writes token shards: OUT_train_000001.bin, OUT_train_000002.bin, ... and OUT_val_000000.bin.
-defines: SHARD_TOKENS, ShardWriter, shards_delete_unfinished, shard_writer_open, shard_writer_append,
-         shard_writer_close
+defines: SHARD_VAL, SHARD_TRAIN, SHARD_TOKENS, ShardWriter, shard_writer_open, shard_writer_append, shard_writer_close
 
 Every shard is named OUT_*.bin.part until the corpus ends, so no program takes half a corpus for the whole. Training
 shard 1 gets its name last. Its unfinished file is locked as long as the command runs.
@@ -38,7 +37,7 @@ static inline void shard_part_path(char *path, const char *out, int number) {
     format_path(path, "%s_%s_%06d.bin.part", out, number ? "train" : "val", number);
 }
 
-// deletes unfinished shards; returns their number
+// deletes the unfinished shards of a command that was broken off; returns their number
 static inline int shards_delete_unfinished(const char *out) {
     char part[PATH_LENGTH];
     int deleted = 0;
@@ -135,7 +134,11 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
         w->written[kind] += now;
         tokens += now;
         count -= now;
-        if (kind == SHARD_TRAIN && w->tokens[kind] == limit) { shard_end(w, kind); }
+        if (kind == SHARD_TRAIN && w->tokens[kind] == limit) {
+            shard_end(w, kind);
+            printf("training shard %d is written\n", w->num_train);
+            fflush(stdout);
+        }
     }
 }
 

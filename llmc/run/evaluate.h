@@ -289,27 +289,11 @@ static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder
     free(ids);
 }
 
-// Scores a line of JSON as one document.
-static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder, CorpusPiece *piece) {
-    cJSON *json;
-    const char *error;
-    const char *text = corpus_document(piece->text, piece->bytes, f->text.field, &json, &error);
-    if (!text) { corpus_refuse(&f->text, piece, error); }
-    score_text_begin(s, f->tokenizer.end_of_text);
-    eval_encode(s, f, encoder, text, strlen(text));
-    score_text_window(s);
-    cJSON_Delete(json);
-}
-
 static inline void eval_text(TextScore *s, EvalFile *f) {
     CorpusPiece piece;
     TokenizerEncoder encoder;
     memset(&encoder, 0, sizeof encoder);
     for (bool inside = false; corpus_next(&f->text, &piece);) {
-        if (piece.is_json) {
-            eval_json_line(s, f, &encoder, &piece);
-            continue;
-        }
         if (!inside && (piece.bytes > 0 || piece.ends_document)) { score_text_begin(s, f->tokenizer.end_of_text); }
         eval_encode(s, f, &encoder, piece.text, piece.bytes);
         if (piece.ends_document) { score_text_window(s); }
