@@ -826,7 +826,7 @@ faults_data() {
     rm -rf data_before && cp -rp data data_before
     for how in removed cut grown changed replaced; do
         changed_during $how "${shards[@]}"
-        report "a data file is $how during a run: exit 1, named, and resumed" "$(
+        report "a data file is $how during a run: exit 1, one sentence, and resumed" "$(
             stopped_and_ended 1
             one_sentence
             says "$err" "data/x_2"
@@ -1152,7 +1152,7 @@ inputs_of_ranks() {
         id=$(await_stopped $job)
         change_data $how
         go_on $job
-        report "two ranks, a data file is $how during the run: exit 1, named, and resumed" "$(
+        report "two ranks, a data file is $how during the run: exit 1, one sentence, and resumed" "$(
             stopped_and_ended 1
             sentences 1
             says "$err" "data/x_2"
@@ -1211,11 +1211,11 @@ faults_stopped_ranks() {
                 same_end victim expected_silent
             )"
             rm -rf victim
-            report "$where: rank $rank is stopped for longer than the timeout: exit 1, named, and resumed" "$(
+            report "$where: rank $rank is stopped for longer than the timeout: exit 1, one sentence, and resumed" "$(
                 TEST_TIMEOUT=$(every 10 4) struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}"
                 was_struck
                 sentences 1
-                says "$err" "rank $rank has not answered for $(every 10 4) s"
+                says "$err" "a rank has not answered for $(every 10 4) s"
                 whole_checkpoints victim expected_silent step_00000002
                 ranks_resume silent
             )"
@@ -1342,12 +1342,12 @@ faults_link() {
         # shellcheck disable=SC2086
         { kill -9 $daemons && wait "$job"; } 2>/dev/null
         mend_link
-        report "the link is lost ($how): both ranks end, one names the other, and the run resumes" "$(
+        report "the link is lost ($how): both ranks end with one sentence, and the run resumes" "$(
             printf '%s' "$trouble"
             was_struck
             [ -n "$id" ] || echo "a process to stop was not found: nothing was tested"
             sentences 1
-            says "$err" "rank 1 has not answered for $limit s"
+            says "$err" "a rank has not answered for $limit s"
             whole_checkpoints victim expected_silent
             ranks_resume silent
         )"

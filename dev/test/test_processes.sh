@@ -394,7 +394,7 @@ resumes() {
     ! being_saved struck || echo "an unfinished checkpoint is left"
 }
 killed() { says 'exited on signal 9' && sentences 0; }
-names_silent_rank() { says "train_gpt2: rank [^$1]: rank $1 has not answered for 5 s" && sentences 1; }
+no_answer() { says "train_gpt2: rank [^$1]: a rank has not answered for 5 s" && sentences 1; }
 report "rank 1 is killed" "$(strike KILL 1 137 2 && killed)"
 report "the run resumes after rank 1 is killed" "$(resumes)"
 report "rank 0 of -tp 3 is killed" "$(strike KILL 0 137 2 -tp 3 && killed)"
@@ -406,9 +406,9 @@ for rank in 0 2; do
     )"
     report "the run resumes after rank $rank is killed in a save" "$(resumes)"
 done
-report "rank 0 hangs" "$(TEST_TIMEOUT=5 strike STOP 0 1 2 && names_silent_rank 0)"
+report "rank 0 hangs" "$(TEST_TIMEOUT=5 strike STOP 0 1 2 && no_answer 0)"
 report "the run resumes after rank 0 hangs" "$(resumes)"
-report "rank 1 of -tp 3 hangs" "$(TEST_TIMEOUT=5 strike STOP 1 1 2 -tp 3 && names_silent_rank 1)"
+report "rank 1 of -tp 3 hangs" "$(TEST_TIMEOUT=5 strike STOP 1 1 2 -tp 3 && no_answer 1)"
 report "the run resumes after rank 1 of -tp 3 hangs" "$(resumes)"
 report "a signal that mpirun passes on stops all ranks with a checkpoint" "$(
     timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o signalled \

@@ -4,9 +4,9 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   MPI      host memory, or device memory staged through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
-defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_all_reduce, comm_reduce_scatter, comm_all_gather,
-         comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max, comm_broadcast_host,
-         comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock, awake_seconds
+defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_no_answer, comm_all_reduce, comm_reduce_scatter,
+         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
+         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock, awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that
@@ -32,10 +32,9 @@ and wait  results of that work and overwrite its inputs. It overlaps work enqueu
           of a `capturable` backend; it must wait for every work it begins, and for no work begun outside.
           With MPI a collective is done when the call returns, and comm_wait does nothing.
 Failure   With MPI, a rank that stops with run_error or input_error ends all ranks, with one sentence that names the
-          rank. A rank that waits longer than COMM_TIMEOUT names the ranks that do not answer and does the same. The
-          launcher reports a killed rank and ends the others. Without MPI each rank prints its own sentence, and the
-          launcher ends the rest. The timeout is on an AwakeClock, since a scheduler that suspends a job stops all of
-          its ranks.
+          rank; so does a rank that waits longer than COMM_TIMEOUT. The launcher reports a killed rank and ends the
+          others. Without MPI each rank prints its own sentence, and the launcher ends the rest. The timeout is on an
+          AwakeClock, since a scheduler that suspends a job stops all of its ranks.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -96,6 +95,13 @@ struct Comm {
 #ifndef COMM_TIMEOUT
 #define COMM_TIMEOUT 600.0  // seconds without an answer before the run ends; tests set another
 #endif
+
+// Stops the program after COMM_TIMEOUT in `call`.
+__attribute__((noreturn)) static inline void comm_no_answer(const Comm *comm, const char *call) {
+    run_error("a rank has not answered for %g s (of %d ranks, in %s): look for a process or machine that hangs, and at "
+              "the last message of each rank; then resume with -y 1",
+              COMM_TIMEOUT, comm->size, call);
+}
 
 // ---- collectives
 

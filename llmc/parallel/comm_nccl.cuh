@@ -15,8 +15,8 @@ ncclCommSplit's, NCCL starts a collective of one group only when the last one of
 all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
 own calls may also block on other ranks, so a watchdog thread watches each of them (nccl_host.h). NCCL's non-blocking
-mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) the
-error names the silent rank. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
+mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) one rank
+reports the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
 --kill-on-bad-exit).
 comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
 for AdamW, because NCCL also keeps the launch order between communicators.
@@ -25,9 +25,6 @@ for AdamW, because NCCL also keeps the launch order between communicators.
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/nccl_host.h"
 #include "llmc/common/device.cuh"
-#ifdef HAVE_MPI
-#include "llmc/parallel/comm_mpi.h"
-#endif
 #include <nccl.h>
 #include <unistd.h>
 
@@ -127,20 +124,9 @@ static inline void nccl_wait(CommWork work, Comm *comm, Exec *ex) {
 
 // Stops the program if `waited` exceeds the timeout. Called while this rank waits.
 static inline void nccl_check_ranks(void *group, double waited) {
-    Comm *comm = static_cast<Comm *>(group);
+    const Comm *comm = static_cast<const Comm *>(group);
     if (comm->nccl->id_file) { id_file_touch(comm->nccl->id_file); }
-#ifdef HAVE_MPI
-    Comm *host = comm->nccl->host;
-    if (host && host->mpi) {
-        mpi_answer_pings(host->mpi->job);
-        if (waited > COMM_TIMEOUT) { mpi_timeout(host, "NCCL"); }
-    }
-#endif
-    if (waited > COMM_TIMEOUT) {
-        run_error("a rank has not answered for %g s (rank %d of %d waits, in NCCL): see the last message of each rank, "
-                  "then resume with -y 1",
-                  COMM_TIMEOUT, comm->rank, comm->size);
-    }
+    if (waited > COMM_TIMEOUT) { comm_no_answer(comm, "NCCL"); }
 }
 
 // nccl_check_ranks and the asynchronous errors of the group and of its children
