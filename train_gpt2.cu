@@ -692,18 +692,11 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// AdamW, unless loss or norm is not finite. At -z 0 one bucket holds all parameters. With --offload the state of a
-// bucket comes from host memory and returns there.
+// AdamW, unless loss or norm is not finite
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     // norm += 0 * loss: NaN if the loss is not finite, and AdamW skips a step whose norm is NaN
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
-    for (int i = 0; i < m->update.num_buckets; i++) {
-        BucketState bucket = update_acquire(&m->update, i);
-        m->ops->adamw_update(&bucket.state, bucket.grads, m->norm_squared, bucket.ranges, bucket.num_ranges,
-                             bucket.count, hyper, &m->exec);
-        update_release(&m->update, i);
-    }
-    update_wait(&m->update);
+    update_params(&m->update, m->norm_squared, hyper);
     zero_params_changed(&m->zero);
 }
 

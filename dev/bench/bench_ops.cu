@@ -29,7 +29,7 @@ Share     The larger of two times over the measured one: bytes moved (ops.h) at 
 #include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/run/logger.h"
-#include "llmc/self_check/cases.h"
+#include "dev/test/problems.h"
 #include <time.h>
 #include <unistd.h>
 #ifdef HAVE_CUDA
@@ -390,7 +390,7 @@ static void measure_ceilings(Bench *b, const char *when) {
     square.C = square.OC = side;
     b->bytes_per_second = 0;
     for (int variant = 0; variant < copy.variants; variant++) {
-        double seconds = measure_case(b, &copy, &block, variant, &p).p10, rate = problem_bytes(&p) / seconds;
+        double seconds = measure_case(b, &copy, &block, variant, &p).p10, rate = op_call_bytes(&p.call) / seconds;
         if (rate > b->bytes_per_second) { b->bytes_per_second = rate; }
     }
     double seconds = measure_case(b, matmul, &square, 0, &p).p10;
@@ -411,13 +411,13 @@ static void print_header(const Bench *b) {
 }
 
 static void print_times(const Bench *b, const Problem *p, const char *name, const Times *t) {
-    double moving = problem_bytes(p) / b->bytes_per_second, computing = p->call.flops / b->flops_per_second;
+    double moving = op_call_bytes(&p->call) / b->bytes_per_second, computing = p->call.flops / b->flops_per_second;
     bool memory = moving >= computing;
     char rate[32] = "";
     if (p->call.flops > 0) { snprintf(rate, sizeof rate, "%.3f", p->call.flops / t->median / 1e12); }
     const char *shape = strchr(strstr(problem_title(p), "variant ") + strlen("variant "), ' ') + 1;
     printf("| %s | %s | %.1f (%.1f to %.1f) | %.1f | %s | %s | %.0f%% |", name, shape, 1e6 * t->median, 1e6 * t->p10,
-           1e6 * t->p90, problem_bytes(p) / t->median / 1e9, rate, memory ? "memory" : "compute",
+           1e6 * t->p90, op_call_bytes(&p->call) / t->median / 1e9, rate, memory ? "memory" : "compute",
            100 * (memory ? moving : computing) / t->median);
 }
 

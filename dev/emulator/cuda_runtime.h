@@ -54,11 +54,9 @@ For one host thread.
 #include <unistd.h>
 
 #define SIMT  // for tests: this is the emulator
-// of the self-check: seconds in which a child says nothing, the driver's version, no times worth a measurement, and
-// small shapes: test_ops runs all of them
+// of the self-check: seconds in which a child says nothing, the driver's version, and small shapes: test_ops runs all
 #define SELF_CHECK_SECONDS simt::setting_from_environment("SIMT_CHECK_SECONDS", 3600)
 #define DRIVER_VERSION_FILE (getenv("SIMT_DRIVER") ? getenv("SIMT_DRIVER") : "/dev/null")
-#define TIMES_ARE_REAL false
 #define SELF_CHECK_LARGEST (150 << 10)
 
 // ---- CUDA's types and constants, with CUDA's values

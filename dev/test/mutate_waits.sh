@@ -39,7 +39,6 @@ waits=(
     'llmc/memory/activation_offload.h|\{ offload_copy_wait\(|{ no_wait('
     'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
     'train_gpt2.cu|^ +offload_acquire\(|    no_wait('
-    'train_gpt2.cu|^ +update_wait\(|    no_wait('
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.stream, copied)|if (false) CUDA_CHECK\1|emulated'
 )

@@ -3,7 +3,7 @@ Every backward against central differences of its forward, in double: the textbo
 The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element
 by element, large ones at a few elements and along a few random directions that move every element.
 */
-#include "llmc/self_check/cases.h"
+#include "problems.h"
 #include "testing.h"
 
 enum { EVERY_ELEMENT = 256, SAMPLES = 2, DIRECTIONS = 2 };

@@ -47,8 +47,8 @@ report "the sources call no function that starts a shell, and name no shell" "$(
 )"
 report "only two files start a program, and it is their own" "$(
     sources | xargs grep -lE '\b(execve?|execveat|fexecve|posix_spawn|v?fork) *\(' |
-        grep -vxE 'llmc/run/ranks.h|llmc/self_check/child.h'
-    for file in llmc/run/ranks.h llmc/self_check/child.h; do
+        grep -vxE 'llmc/run/ranks.h|llmc/self_check/self_check.h'
+    for file in llmc/run/ranks.h llmc/self_check/self_check.h; do
         grep -q '"/proc/self/exe"' $file || echo "$file starts a program that is not its own"
     done
 )"

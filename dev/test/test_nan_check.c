@@ -4,7 +4,7 @@ found, with the name of the operation, of the layer and of the array. The operat
 one NaN, or nothing. Arrays and their sizes are those of cases.h.
 */
 #include "llmc/run/hooks.h"
-#include "llmc/self_check/cases.h"
+#include "problems.h"
 #include "testing.h"
 
 static const Array *made;  // an operation writes a NaN at its end; NULL: it writes nothing

@@ -260,17 +260,12 @@ static void test_names_the_rank(void **state) {
 
 static void fail_in_nccl(void *unused) {
     (void)unused;
-    Comm *comm = comm_single(&cuda_device);
-    comm->buffer_bytes = 5 << 20;
-    nccl_check_memory(ncclSystemError, "ncclAllReduce(...)", comm);
-    nccl_check_memory(ncclUnhandledCudaError, "ncclAllReduce(...)", comm);
+    nccl_check(ncclUnhandledCudaError, "ncclAllReduce(...)");
 }
 
 static void test_names_the_memory(void **state) {
     (void)state;
-    assert_stops(
-        1, " MiB are free and NCCL holds 5.0 MiB: if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN",
-        fail_in_nccl, NULL);
+    assert_stops(1, "; if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN says more", fail_in_nccl, NULL);
 }
 
 static int test_alone(void) {

@@ -8,6 +8,7 @@ are as unkind as a GPU's may be, and every error stays below its tolerance / MAR
   test_ops --list             the rows' names
 --quick leaves out shapes above LARGE, GPT-2's own size and the autotuning, which compute-sanitizer slows to minutes.
 */
+#include "problems.h"
 #include "testing.h"
 #include "llmc/run/backends.h"
 #include "llmc/self_check/self_check.h"
@@ -40,12 +41,6 @@ static void set_warp_order(int order) {
 #endif
 }
 
-static CheckedDevice open_gpu(void) {
-    CheckedDevice gpu = checked_device_open(&cuda_backend, FallbackKernels());
-    gpu.exec.skip_autotune = false;
-    return gpu;
-}
-
 static void device_reset(Problem *device) {
     for (int i = 0; i < device->num_arrays; i++) {
         Array *a = &device->array[i];
@@ -69,17 +64,17 @@ static Bytes device_read(const Problem *device) {
     return bytes;
 }
 
-static Bytes run_directly(Problem *device, CheckedDevice *gpu) {
+static Bytes run_directly(Problem *device, Exec *ex) {
     device_reset(device);
-    problem_run(device, &cuda_ops, &gpu->exec);
+    problem_run(device, &cuda_ops, ex);
     return device_read(device);
 }
 
-static Bytes run_as_graph(Problem *device, CheckedDevice *gpu) {
+static Bytes run_as_graph(Problem *device, Exec *ex) {
     device_reset(device);
-    cuda_capture_begin(&gpu->exec);
-    problem_run(device, &cuda_ops, &gpu->exec);
-    DeviceGraph *graph = cuda_capture_end(&gpu->exec);
+    cuda_capture_begin(ex);
+    problem_run(device, &cuda_ops, ex);
+    DeviceGraph *graph = cuda_capture_end(ex);
     Bytes bytes = device_read(device);
     cuda_graph_destroy(graph);
     return bytes;
@@ -129,10 +124,10 @@ static void assert_same(const Problem *p, const Bytes &a, const Bytes &b, const 
     }
 }
 
-static void check_problem(const Problem *p, CheckedDevice *gpu, bool once) {
+static void check_problem(const Problem *p, Exec *ex, bool once) {
     Problem device = problem_on_device(p, &cuda_device);
     set_warp_order(once ? 1 : 0);
-    Bytes first = run_directly(&device, gpu);  // the first matmul of a shape may try algorithms
+    Bytes first = run_directly(&device, ex);  // the first matmul of a shape may try algorithms
     check_results(p, first);
     if (!once) {
         set_warp_order(1);
@@ -140,24 +135,24 @@ static void check_problem(const Problem *p, CheckedDevice *gpu, bool once) {
 #ifndef __CUDACC__
         uint64_t waits = simt::runtime().host_synchronisations, copies = simt::runtime().pageable_copies;
 #endif
-        problem_run(&device, &cuda_ops, &gpu->exec);
+        problem_run(&device, &cuda_ops, ex);
 #ifndef __CUDACC__
         assert_int_equal(simt::runtime().host_synchronisations, waits);
         assert_int_equal(simt::runtime().pageable_copies, copies);
 #endif
         assert_same(p, device_read(&device), first, "when it is run again");
         set_warp_order(7);
-        assert_same(p, run_as_graph(&device, gpu), first, "when it runs as a CUDA graph");
+        assert_same(p, run_as_graph(&device, ex), first, "when it runs as a CUDA graph");
     }
     device_free(&device);
 }
 
-static void check_shape(const OpCase *op, const OpShape *s, int variant, CheckedDevice *gpu, const Ops *oracle) {
+static void check_shape(const OpCase *op, const OpShape *s, int variant, Exec *ex, const Ops *oracle) {
     Problem p = problem_make(op, s, variant);
     Exec cpu;
     memset(&cpu, 0, sizeof cpu);
     problem_run(&p, oracle, &cpu);
-    check_problem(&p, gpu, SANITIZED && problem_memory(op, s, variant) > SMALL);
+    check_problem(&p, ex, SANITIZED && problem_memory(op, s, variant) > SMALL);
     problem_free(&p);
 }
 
@@ -170,16 +165,17 @@ struct Row {
 
 static void check_row(const Row *row) {
     const OpCase *op = row->op;
-    CheckedDevice gpu = open_gpu();
-    gpu.exec.skip_autotune = SANITIZED || row->quick;  // test_matmul covers the autotuner
+    Exec ex;
+    void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
+    ex.skip_autotune = SANITIZED || row->quick;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants; variant++) {
             bool large = problem_memory(op, op_shape(op, i), variant) > LARGE;
             if (large && (SANITIZED || row->quick)) { continue; }
-            check_shape(op, op_shape(op, i), variant, &gpu, &reference_ops);
+            check_shape(op, op_shape(op, i), variant, &ex, &reference_ops);
         }
     }
-    checked_device_close(&gpu);
+    check_close(&ex, &cuda_backend, scratch);
 }
 
 #ifdef __CUDACC__
@@ -191,34 +187,38 @@ static void check_real_size(const OpCase *op) {
                            ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16)};
     bool update = strcmp(op->name, "adamw_update") == 0;
     OpShape s = op_shape_gpt2(op, 2, 1024);
-    CheckedDevice gpu = open_gpu();
+    Exec ex;
+    void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
+    ex.skip_autotune = false;
     for (int i = 0; i < (update ? 3 : op->variants); i++) {
-        check_shape(op, &s, update ? updates[i] : i, &gpu, &cpu_ops);
+        check_shape(op, &s, update ? updates[i] : i, &ex, &cpu_ops);
     }
-    checked_device_close(&gpu);
+    check_close(&ex, &cuda_backend, scratch);
 }
 #endif
 
 // The classifier's kernel with rows in shared memory and the kernel for GPUs without room for rows give the same bits.
 static void test_held_rows(void **state) {
-    CheckedDevice gpu = open_gpu();
+    Exec ex;
+    void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
+    ex.skip_autotune = false;
     (void)state;
     const OpCase *op = op_cases;
     while (strcmp(op->name, "classifier") != 0) { op++; }
     Problem p = problem_make(op, op_shape(op, 0), 0), device = problem_on_device(&p, &cuda_device);
-    Bytes first = run_directly(&device, &gpu);
+    Bytes first = run_directly(&device, &ex);
 #ifndef __CUDACC__
     uint64_t copies = simt::counts().async_copies;
     assert_int_equal(copies > 0, DT_FLOATX == DT_BF16);  // two rows of fp32 have no room
 #endif
-    gpu.exec.cuda->shared_bytes = 164 << 10;  // of sm_80
-    assert_same(&p, run_directly(&device, &gpu), first, "without rows in shared memory");
+    ex.cuda->shared_bytes = 164 << 10;  // of sm_80
+    assert_same(&p, run_directly(&device, &ex), first, "without rows in shared memory");
 #ifndef __CUDACC__
     assert_int_equal(simt::counts().async_copies, copies);
 #endif
     device_free(&device);
     problem_free(&p);
-    checked_device_close(&gpu);
+    check_close(&ex, &cuda_backend, scratch);
 }
 
 static void test_row(void **state) {
@@ -241,7 +241,9 @@ static int list_rows(void) {
 // with another row's lse, exp(0 - lse) is infinite.
 static void test_attention_low_scores(void **state) {
     (void)state;
-    CheckedDevice gpu = open_gpu();
+    Exec ex;
+    void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
+    ex.skip_autotune = false;
     for (int HS : {5, 64}) {
         OpShape s = {.B = 1, .T = 3, .NH = 2, .HS = HS};
         Problem p = problem_make(op_case("attention_backward"), &s, 0);
@@ -254,11 +256,11 @@ static void test_attention_low_scores(void **state) {
         for (int i = 0; i < p.num_arrays; i++) { memcpy(p.array[i].start, p.array[i].data, array_bytes(&p.array[i])); }
         problem_run(&p, &reference_ops, NULL);
         Problem device = problem_on_device(&p, &cuda_device);
-        check_results(&p, run_directly(&device, &gpu));
+        check_results(&p, run_directly(&device, &ex));
         device_free(&device);
         problem_free(&p);
     }
-    checked_device_close(&gpu);
+    check_close(&ex, &cuda_backend, scratch);
 }
 
 #ifndef __CUDACC__
@@ -268,17 +270,18 @@ static void test_shapes_for_rates(void **state) {
     (void)state;
     simt::runtime().dry_run = true;
     for (int level = 0; level < FALLBACK_LEVELS; level++) {
-        CheckedDevice gpu = checked_device_open(&cuda_backend, FallbackKernels{{level, level, level}});
+        Exec ex;
+        void *scratch = check_open(&ex, &cuda_backend, FallbackKernels{{level, level, level}});
         for (const OpCase &op : op_cases) {
             OpShape s = shape_for_rates(&op, true);
             Problem p = problem_describe(&op, &s, 0);
             uint64_t submitted = simt::runtime().submitted;
             for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
-            problem_run(&p, &cuda_ops, &gpu.exec);
+            problem_run(&p, &cuda_ops, &ex);
             assert_true(simt::runtime().submitted > submitted);
             device_free(&p);
         }
-        checked_device_close(&gpu);
+        check_close(&ex, &cuda_backend, scratch);
     }
     simt::runtime().dry_run = false;
 }

@@ -4,7 +4,7 @@ CPU, of AVX2 and of SSE, and for bf16.
 Each case of cases.h starts with outputs of NaN and runs with one thread and with two, which must give the same bits.
 Then its outputs are compared with the textbook's. Tests of single properties follow.
 */
-#include "llmc/self_check/cases.h"
+#include "problems.h"
 #include "testing.h"
 #include <omp.h>
 
@@ -316,8 +316,8 @@ TEST(test_bytes_and_flops) {
         Problem p = problem_describe(op_case(expected[i].op), &s, expected[i].variant);
         double bytes = expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) +
                        expected[i].bf16 * sizeof(bf16) + expected[i].ints * sizeof(int);
-        if (problem_bytes(&p) != bytes || p.call.flops != expected[i].flops) {
-            fail_msg("%s: %.0f bytes and %.0f FLOPs, expected %.0f and %.0f", problem_title(&p), problem_bytes(&p),
+        if (op_call_bytes(&p.call) != bytes || p.call.flops != expected[i].flops) {
+            fail_msg("%s: %.0f bytes and %.0f FLOPs, expected %.0f and %.0f", problem_title(&p), op_call_bytes(&p.call),
                      p.call.flops, bytes, expected[i].flops);
         }
     }

@@ -77,7 +77,7 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
                     path, (long long)info.st_size, expected, c->num_layers, c->channels, c->max_seq_len, Vp,
                     dtype_name(dtype));
     }
-    st.tensors = (SafeTensor *)xcalloc((size_t)num_param_tensors(c), sizeof *st.tensors);
+    st.tensors = (SafeTensor *)xcalloc((size_t)num_param_tensors(c->num_layers), sizeof *st.tensors);
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, c); layer++) {

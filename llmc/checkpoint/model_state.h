@@ -261,7 +261,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     for (int i = 0, index = 0; i < count && !error; i++) {
         if (!families[i].buffer) { continue; }
         family_write(&w, &families[i], s, index);
-        index += num_param_tensors(s->config);
+        index += num_param_tensors(s->config->num_layers);
     }
     *sum = w.sum;
     int own = safetensors_finish(&w);

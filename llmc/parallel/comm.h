@@ -86,8 +86,6 @@ struct Comm {
     // captured collective counts once, at its capture: graph launches change neither sent_bytes nor calls.
     uint64_t sent_bytes;
     CommWork calls;
-    // For NCCL's errors: free device memory before its first allocation, and what it holds (0 before connect_groups).
-    size_t free_at_open, buffer_bytes;
     struct MpiGroup *mpi;    // comm_mpi.h
     struct NcclGroup *nccl;  // comm_nccl.cuh
 };

@@ -47,30 +47,21 @@ struct NcclGroup {
 
 static inline void nccl_check(ncclResult_t result, const char *call) {
     if (result == ncclSuccess) { return; }
-    run_error("%s: %s%s", call, ncclGetErrorString(result),
-              result == ncclRemoteError ? "; see the last message of the rank that ended" : "");
+    const char *why = ncclGetErrorString(result);
+    if (result == ncclUnhandledCudaError) {  // usually an out-of-memory, which neither text need say
+        run_error("%s: %s: %s; if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN says more", call, why,
+                  ncclGetLastError(NULL));
+    }
+    run_error("%s: %s%s", call, why, result == ncclRemoteError ? "; see the last message of the rank that ended" : "");
 }
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-// ncclUnhandledCudaError is usually an out-of-memory, which neither the code nor NCCL's last warning need say.
-static inline void nccl_check_memory(ncclResult_t result, const char *call, const Comm *comm) {
-    size_t room = 0, total = 0;
-    if (result != ncclUnhandledCudaError || cudaMemGetInfo(&room, &total) != cudaSuccess) { return; }
-    size_t opening = comm->free_at_open > room ? comm->free_at_open - room : 0;
-    size_t taken = comm->buffer_bytes > 0 ? comm->buffer_bytes : opening;
-    run_error("%s: %s: %s; %.1f MiB are free and NCCL holds %.1f MiB: if memory ran out, give a smaller -b, or --fit; "
-              "NCCL_DEBUG=WARN says more",
-              call, ncclGetErrorString(result), ncclGetLastError(NULL), static_cast<double>(room) / (1 << 20),
-              static_cast<double>(taken) / (1 << 20));
-}
-
-// NCCL_CHECK under the watchdog, for a call that may block on other ranks and allocate memory
+// NCCL_CHECK under the watchdog, for a call that may block on other ranks
 #define NCCL_WATCHED(call, comm)                                                                                       \
     do {                                                                                                               \
         watch_enter((comm)->nccl->watch);                                                                              \
         ncclResult_t watched_result = (call);                                                                          \
         watch_leave((comm)->nccl->watch);                                                                              \
-        nccl_check_memory(watched_result, #call, (comm));                                                              \
         nccl_check(watched_result, #call);                                                                             \
     } while (0)
 
@@ -262,7 +253,6 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
     part->local_rank = comm->local_rank;
-    part->free_at_open = comm->free_at_open;
     if (part->size > 1 && part->size < comm->size && nccl_version() < 22600) {
         run_error(
             "-tp together with data parallelism needs NCCL 2.26 or later, which keeps the launch order; found %d: "
@@ -297,9 +287,7 @@ static inline ncclUniqueId nccl_unique_id(void) {
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host,
                                    const char *id_file) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
-    size_t total = 0;
     Comm *comm = nccl_group(host, watch);
-    CUDA_CHECK(cudaMemGetInfo(&comm->free_at_open, &total));
     comm->nccl->is_world = true;
     comm->nccl->id_file = id_file;
     comm->rank = rank;

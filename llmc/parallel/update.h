@@ -5,7 +5,7 @@ through one of two slots on the device, a double buffer.
   bucket i       is uploaded one bucket ahead, before adamw_update reads and writes its slot
 Each slot has a copy stream: bucket i + 2 is uploaded after bucket i was downloaded. With --offload 1 a bucket has
 moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
-defines: Update, update_open, update_close, BucketState, update_acquire, update_release, update_wait
+defines: Update, update_open, update_close, update_params
 */
 #pragma once
 #include "llmc/shapes/update_buckets.h"
@@ -46,15 +46,6 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
 
 static inline void update_close(Update *u) { free(u->buckets); }
 
-// the arguments of adamw_update for an update bucket: its first element in each array, its ranges, its size
-typedef struct {
-    OptimizerState state;
-    Gradient grads;
-    const UpdateRange *ranges;
-    int num_ranges;
-    size_t count;
-} BucketState;
-
 static inline void *elements_at(const void *array, size_t offset, DType dtype) {
     return array ? (char *)array + offset * dtype_size(dtype) : NULL;
 }
@@ -74,26 +65,23 @@ static inline OptimizerState optimizer_at(const OptimizerState *o, floatX *param
     return at;
 }
 
-// a bucket where this rank stores it
-static inline BucketState bucket_stored(const Update *u, const UpdateBucket *b) {
-    const Zero *z = u->zero;
-    size_t shard = z->layout.sharding.stage == 0 ? 0 : param_bucket(&z->layout, b->param_bucket).shard_offset;
-    floatX *params = zero_stored_params(z, b->param_bucket) + b->offset;
-    BucketState at = {optimizer_at(&u->stored, params, shard + b->offset),
-                      gradient_at(zero_stored_grads(z, b->param_bucket), b->offset), u->ranges + b->first_range,
-                      b->num_ranges, b->count};
-    return at;
+// AdamW's state of bucket i where this rank stores it; in_slot: where adamw_update finds it, with the arrays in host
+// memory replaced by their slot
+static inline OptimizerState bucket_state(const Update *u, int i, bool in_slot) {
+    const UpdateBucket *b = &u->buckets[i];
+    const ParamLayout *layout = &u->zero->layout;
+    floatX *params = zero_stored_params(u->zero, b->param_bucket) + b->offset;
+    size_t shard = layout->sharding.stage == 0 ? 0 : param_bucket(layout, b->param_bucket).shard_offset;
+    if (!in_slot || !layout->sharding.offload) { return optimizer_at(&u->stored, params, shard + b->offset); }
+    size_t slot = (size_t)(i % 2) * u->slot_elements;
+    return optimizer_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot);
 }
 
-// a bucket where adamw_update finds it: arrays in host memory are in a slot
-static inline BucketState bucket_on_device(const Update *u, int i) {
-    BucketState at = bucket_stored(u, &u->buckets[i]);
-    if (!u->zero->layout.sharding.offload) { return at; }
-    size_t slot = (size_t)(i % 2) * u->slot_elements;
-    floatX *params = u->slots.params ? u->slots.params + slot : at.state.params;
-    at.state = optimizer_at(&u->slots, params, slot);
-    if (u->grad_slots.at) { at.grads = gradient_at(u->grad_slots, slot); }
-    return at;
+// the same of its gradients
+static inline Gradient bucket_grads(const Update *u, int i, bool in_slot) {
+    const UpdateBucket *b = &u->buckets[i];
+    return in_slot && u->grad_slots.at ? gradient_at(u->grad_slots, (size_t)(i % 2) * u->slot_elements)
+                                       : gradient_at(zero_stored_grads(u->zero, b->param_bucket), b->offset);
 }
 
 // Begins to copy an array of a bucket between host memory and its slot, unless both are the same memory or NULL.
@@ -106,37 +94,35 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
 }
 
 static inline void copy_bucket(Update *u, int i, bool upload) {
-    BucketState stored = bucket_stored(u, &u->buckets[i]), slot = bucket_on_device(u, i);
-    const OptimizerState *from = &stored.state, *to = &slot.state;
-    size_t n = u->buckets[i].count, moments = n * dtype_size(from->moments), scales = n / MOMENT_BLOCK * sizeof(float);
-    copy_array(u, i, from->params, to->params, n * sizeof *from->params, upload);
-    copy_array(u, i, from->master, to->master, n * sizeof *from->master, upload);
-    copy_array(u, i, from->remainder, to->remainder, n * sizeof *from->remainder, upload);
-    copy_array(u, i, from->m, to->m, moments, upload);
-    copy_array(u, i, from->v, to->v, moments, upload);
-    copy_array(u, i, from->m_scales, to->m_scales, scales, upload);
-    copy_array(u, i, from->v_scales, to->v_scales, scales, upload);
-    if (upload) { copy_array(u, i, stored.grads.at, slot.grads.at, n * dtype_size(stored.grads.dtype), true); }
+    OptimizerState from = bucket_state(u, i, false), to = bucket_state(u, i, true);
+    Gradient grads = bucket_grads(u, i, false);
+    size_t n = u->buckets[i].count, moments = n * dtype_size(from.moments), scales = n / MOMENT_BLOCK * sizeof(float);
+    copy_array(u, i, from.params, to.params, n * sizeof *from.params, upload);
+    copy_array(u, i, from.master, to.master, n * sizeof *from.master, upload);
+    copy_array(u, i, from.remainder, to.remainder, n * sizeof *from.remainder, upload);
+    copy_array(u, i, from.m, to.m, moments, upload);
+    copy_array(u, i, from.v, to.v, moments, upload);
+    copy_array(u, i, from.m_scales, to.m_scales, scales, upload);
+    copy_array(u, i, from.v_scales, to.v_scales, scales, upload);
+    if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, n * dtype_size(grads.dtype), true); }
 }
 
-// Bucket i of the update, which work enqueued from now on may read and write. Buckets are acquired in order.
-static inline BucketState update_acquire(Update *u, int i) {
-    if (!u->zero->layout.sharding.offload) { return bucket_on_device(u, i); }
-    if (i == 0) { copy_bucket(u, 0, true); }
-    if (i + 1 < u->num_buckets) { copy_bucket(u, i + 1, true); }
-    u->zero->device->copy_wait(u->copies[i % 2], u->zero->ex);
-    return bucket_on_device(u, i);
-}
-
-// Begins to store bucket i, after its adamw_update was enqueued.
-static inline void update_release(Update *u, int i) {
-    if (u->zero->layout.sharding.offload) { copy_bucket(u, i, false); }
-}
-
-// Work enqueued from now on may read the stored state.
-static inline void update_wait(Update *u) {
+// AdamW on every bucket, in order. Work enqueued from now on may read the stored state.
+static inline void update_params(Update *u, const real *norm_squared, const AdamW *hyper) {
+    const Zero *z = u->zero;
+    bool offload = z->layout.sharding.offload > 0;
+    if (offload) { copy_bucket(u, 0, true); }
+    for (int i = 0; i < u->num_buckets; i++) {
+        const UpdateBucket *b = &u->buckets[i];
+        if (offload && i + 1 < u->num_buckets) { copy_bucket(u, i + 1, true); }
+        u->zero->device->copy_wait(u->copies[i % 2], z->ex);
+        OptimizerState state = bucket_state(u, i, true);
+        z->ops->adamw_update(&state, bucket_grads(u, i, true), norm_squared, u->ranges + b->first_range, b->num_ranges,
+                             b->count, hyper, z->ex);
+        if (offload) { copy_bucket(u, i, false); }
+    }
     for (int slot = 0; slot < 2; slot++) {
-        u->zero->device->copy_wait(u->copies[slot], u->zero->ex);
+        u->zero->device->copy_wait(u->copies[slot], z->ex);
         u->copies[slot] = 0;
     }
 }

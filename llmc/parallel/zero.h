@@ -167,25 +167,19 @@ static inline CopyWork *zero_param_copy(Zero *z, int bucket) {
     return &z->param_copies[buffer_of_bucket(&z->layout, bucket)];
 }
 
-// --offload 3: begins to upload the part of a bucket that this rank stores.
-static inline void zero_upload(Zero *z, int bucket) {
-    Bucket b = param_bucket(&z->layout, bucket);
-    bool whole = z->layout.sharding.stage == 0;
-    floatX *to = zero_params(z, bucket) + (whole ? 0 : b.owned_offset - b.offset);
-    size_t bytes = (whole ? b.size : b.chunk) * sizeof(floatX);
-    *zero_param_copy(z, bucket) = z->device->upload_begin(COPY_PARAMS, to, zero_stored_params(z, bucket), bytes, z->ex);
-}
-
+// Begins to all-gather a bucket; with --offload 3 first to upload the part of it that this rank stores.
 static inline void zero_gather(Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
-    floatX *params = zero_params(z, bucket);
-    const floatX *own = zero_owned_params(z, bucket);
+    bool whole = z->layout.sharding.stage == 0;
+    floatX *params = zero_params(z, bucket), *own = zero_stored_params(z, bucket);
     if (buffers_params(&z->layout.sharding)) { device_poison(z->device, params, b.size * sizeof(floatX), z->ex); }
     if (zero_offload(z) >= OFFLOAD_PARAMS) {
-        zero_upload(z, bucket);
-        own = params + b.owned_offset - b.offset;
+        floatX *to = whole ? params : params + b.owned_offset - b.offset;
+        size_t bytes = (whole ? b.size : b.chunk) * sizeof(floatX);
+        *zero_param_copy(z, bucket) = z->device->upload_begin(COPY_PARAMS, to, own, bytes, z->ex);
+        own = to;
     }
-    if (z->layout.sharding.stage == 0) { return; }
+    if (whole) { return; }
     comm_after_copy(*zero_param_copy(z, bucket), z->dp, z->ex);
     z->gathers[bucket] = comm_all_gather(params, own, b.chunk, DT_FLOATX, z->dp, z->ex);
 }

@@ -85,7 +85,6 @@ static inline void connect_groups(const Groups *groups) {
     Comm *world = groups->world, *comms[3] = {groups->dp, groups->tp, world};
     const Device *device = world->device;
     Exec exec = {};
-    size_t room = 0, total = 0;
     cuda_exec_open(&exec, NULL, 0);
     float *buffer = static_cast<float *>(device->allocate(largest));
     device->fill(buffer, 0, largest);
@@ -104,8 +103,6 @@ static inline void connect_groups(const Groups *groups) {
     comm_event_synchronize(0, world, &exec);
     device->release(buffer);
     cuda_exec_close(&exec);
-    CUDA_CHECK(cudaMemGetInfo(&room, &total));
-    for (Comm *comm : comms) { comm->buffer_bytes = comm->free_at_open > room ? comm->free_at_open - room : 0; }
 }
 #endif
 

@@ -1,20 +1,17 @@
 /*
 Every operation of llmc/ops.h as a row that runs on any table of operations: shapes, arrays and their values, tolerance,
-bytes moved, FLOPs, and the call. Tests and benchmarks loop over the rows. Nothing here needs a test framework.
+bytes moved, FLOPs, and the call. The self-check, tests and benchmarks (dev/test/problems.h) loop over the rows.
 The call says everything about its arrays: problem_describe makes it with names in the place of arrays, and hooks that
 note the operands of ops.h instead of an operation.
-defines: OpShape, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
-         problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title,
-         find_array, x_of, real_of, int_of, gradient_of, array_value, array_set, array_bytes, array_doubles,
-         kernel_slack, array_share, array_difference
+defines: OpShape, Array, Problem, OpCase, op_cases, op_case, op_shape, problem_describe, problem_make, problem_memory,
+         problem_run, problem_free, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set,
+         array_bytes, array_doubles, kernel_slack, array_share
 
-A test                                                      A benchmark
-  for each row op of op_cases,                                OpShape s = op_shape_gpt2(op, B, T);
-      shape s = op_shape(op, i), variant v < op->variants:    Problem p = problem_make(op, &s, v);
-    Problem p = problem_make(op, s, v);                       time problem_run(&p, ops, &ex);
-    problem_run(&p, ops, &ex);                                problem_bytes(&p), p.call.flops over the time
-    array_difference(..) of every output;                     problem_free(&p);
-    problem_free(&p);
+  for each row op of op_cases, shape s = op_shape(op, i), variant v < op->variants:
+      Problem p = problem_make(op, s, v);
+      problem_run(&p, ops, &ex);
+      op_call_bytes(&p.call), p.call.flops; array_share(..) of every output
+      problem_free(&p);
 
 To add an operation: shapes, unless a neighbour's fit; a CALL; a fill_ function if normal values will not do; and a row
 in the table at the end.
@@ -616,15 +613,6 @@ static inline const OpCase *op_case(const char *name) {
 // the operation's i-th shape for tests; NULL after the last
 static inline const OpShape *op_shape(const OpCase *op, int i) { return i < op->num_tests ? &op->shapes[1 + i] : NULL; }
 
-// the operation's shape in GPT-2 124M for B sequences of T tokens
-static inline OpShape op_shape_gpt2(const OpCase *op, int B, int T) {
-    OpShape s = op->shapes[0];
-    bool flat = s.n > 0;  // the shape does not depend on the batch
-    s.B = flat ? 0 : B;
-    s.T = flat ? 0 : T;
-    return s;
-}
-
 // ---- running one
 
 // An operand whose name is o->at: the array, or another use of an array that has this name.
@@ -679,9 +667,6 @@ static inline Problem problem_describe(const OpCase *op, const OpShape *shape, i
     return p;
 }
 
-// lower bound of the bytes that the operation reads and writes
-static inline double problem_bytes(const Problem *p) { return op_call_bytes(&p->call); }
-
 static inline size_t array_bytes(const Array *a) { return a->n * dtype_size(a->dtype); }
 
 // bytes of all arrays
@@ -705,10 +690,6 @@ static inline Problem problem_make(const OpCase *op, const OpShape *shape, int v
     return p;
 }
 
-static inline void problem_reset(Problem *p) {
-    for (int i = 0; i < p->num_arrays; i++) { memcpy(p->array[i].data, p->array[i].start, array_bytes(&p->array[i])); }
-}
-
 static inline void problem_run(Problem *p, const Ops *ops, Exec *ex) { p->op->run(p, ops, ex); }
 
 static inline void problem_free(Problem *p) {
@@ -716,23 +697,6 @@ static inline void problem_free(Problem *p) {
         free(p->array[i].data);
         free(p->array[i].start);
     }
-}
-
-// "matmul_forward variant 1 B=3 T=7 C=67 OC=37", for messages; valid until the next call
-static inline const char *problem_title(const Problem *p) {
-    static char title[160];
-    const OpShape *s = &p->shape;
-    const char *const letters[] = {"B", "T", "maxT", "C", "NH", "HS", "OC", "V", "Vp", "ranks", "rank", "n"};
-    const size_t sizes[] = {(size_t)s->B,  (size_t)s->T,     (size_t)s->maxT, (size_t)s->C,
-                            (size_t)s->NH, (size_t)s->HS,    (size_t)s->OC,   (size_t)s->V,
-                            (size_t)s->Vp, (size_t)s->ranks, (size_t)s->rank, s->n};
-    int length = snprintf(title, sizeof title, "%s variant %d", p->op->name, p->variant);
-    for (int i = 0; i < (int)(sizeof sizes / sizeof sizes[0]); i++) {
-        if (sizes[i]) {
-            length += snprintf(title + length, sizeof title - (size_t)length, " %s=%zu", letters[i], sizes[i]);
-        }
-    }
-    return title;
 }
 
 // ---- judging the result
@@ -776,20 +740,4 @@ static inline double array_share(const Problem *p, const Array *a, const double 
     double *got = array_doubles(a, a->data), error = relative_error(got, wanted, a->n);
     free(got);
     return error == 0 ? 0 : error / (slack * array_tolerance(p, a));
-}
-
-// NULL if the array's values are within `slack` times the row's tolerance, else a sentence with the worst element,
-// valid until the next call. Any NaN is a difference.
-static inline const char *array_difference(const Problem *p, const Array *a, const double *wanted, double slack) {
-    static char sentence[512];
-    double *got = array_doubles(a, a->data), error = relative_error(got, wanted, a->n);
-    double tolerance = slack * array_tolerance(p, a);
-    size_t worst = 0;
-    for (size_t i = 0; i < a->n && !isnan(got[worst]); i++) {
-        if (!(fabs(got[i] - wanted[i]) <= fabs(got[worst] - wanted[worst]))) { worst = i; }
-    }
-    snprintf(sentence, sizeof sentence, "%s: %s is off by %.3g, at most %.3g is allowed; element %zu is %.9g, not %.9g",
-             problem_title(p), a->name, error, tolerance, worst, got[worst], wanted[worst]);
-    free(got);
-    return error <= tolerance ? NULL : sentence;
 }

@@ -1,17 +1,18 @@
 /*
 The self-check: every operation on this machine's device against its textbook implementation (reference_*), on the
 shapes and with the tolerances of cases.h.
-  --self-check       prints a line for each operation: kernel, error as a share of the tolerance, time, rate
+  --self-check       prints a line for each operation: its kernel, and its error as a share of the tolerance
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
 `--self-check` and the check at the start remember a pass in $TRAIN_GPT2_SELF_CHECK, else in
 ~/.cache/train_gpt2/self_check.txt. With an empty variable a run starts without the check.
 An operation that fails is checked again with plainer kernels (FallbackKernels of common/device.h), which the run then
 uses. Without plainer kernels, or if these fail too, the run ends before training.
-The check runs in a child process on the same device. If the child reports an error, crashes or is silent for long, a
-new child repeats the operation. A second such end is a failure of the operation: the first may come from elsewhere, as
-from a user who stops the program for a while.
+The check runs in a child process on the same device: this program, started by posix_spawn, since CUDA and MPI are not
+valid in a copy of this process. If the child reports an error, crashes or is silent for long, a new child repeats the
+operation. A second such end is a failure of the operation: the first may come from elsewhere, as from a user who stops
+the program for a while.
 defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_check_print, self_check_at_start,
-         CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
+         check_open, check_close, problem_on_device
 */
 #pragma once
 #include "llmc/common/cache_file.h"
@@ -22,18 +23,22 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 #include "llmc/memory/backend.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/self_check/cases.h"
-#include "llmc/self_check/child.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
+#include <fcntl.h>
 #include <inttypes.h>
 #include <omp.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-// An emulated GPU defines its own: it is slow, no driver stands behind it, and its times mean nothing.
+// An emulated GPU defines its own: it is slow, and no driver stands behind it.
 #ifndef SELF_CHECK_SECONDS
 #define SELF_CHECK_SECONDS 60  // longest silence of a child
 #define DRIVER_VERSION_FILE "/proc/driver/nvidia/version"
-#define TIMES_ARE_REAL true
 #define SELF_CHECK_LARGEST (2 << 20)  // bytes of a shape's arrays; larger shapes are left out
 #endif
 
@@ -41,69 +46,59 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 
 enum { FALLBACK_LEVELS = 3 };
 
-// operations with plainer kernels on a GPU: a prefix of the operations' names, their index in FallbackKernels, and the
-// names of the kernels by level; NULL after the last
-typedef struct {
-    const char *operations;
-    int fallback;
-    const char *kernels[FALLBACK_LEVELS];
-} ReplaceableKernel;
-
-// tensor cores take bf16
-static const ReplaceableKernel replaceable_kernels[] = {
-    {"matmul", FALLBACK_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
+// operations with plainer kernels on a GPU, in the order of FallbackKernels: a prefix of the operations' names, and the
+// names of the kernels by level
 #ifdef PRECISION_BF16
-    {"attention_forward", FALLBACK_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}},
-    {"attention_backward", FALLBACK_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}},
+#define ATTENTION_KERNELS                                                                                              \
+    { "tensor cores", "CUDA cores" }
+#else
+#define ATTENTION_KERNELS                                                                                              \
+    { "CUDA cores" }  // tensor cores take bf16
 #endif
+static const struct {
+    const char *operations;
+    const char *kernels[FALLBACK_LEVELS];
+} replaceable_kernels[NUM_FALLBACKS] = {
+    {"attention_forward", ATTENTION_KERNELS},
+    {"attention_backward", ATTENTION_KERNELS},
+    {"matmul", {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
 };
-enum { NUM_REPLACEABLE = sizeof replaceable_kernels / sizeof replaceable_kernels[0] };
 
-static inline const ReplaceableKernel *find_replaceable(const char *operation) {
-    for (int i = 0; i < NUM_REPLACEABLE; i++) {
-        const ReplaceableKernel *r = &replaceable_kernels[i];
-        if (strncmp(r->operations, operation, strlen(r->operations)) == 0) { return r; }
+// the operation's index in FallbackKernels; -1 if there is only one kernel
+static inline int fallback_of(const char *operation) {
+    for (int i = 0; i < NUM_FALLBACKS; i++) {
+        const char *prefix = replaceable_kernels[i].operations;
+        if (strncmp(prefix, operation, strlen(prefix)) == 0) { return i; }
     }
-    return NULL;
+    return -1;
 }
 
-// the name of the operation's kernel at a level; NULL after the last level
-static inline const char *kernel_at_level(const char *operation, int level, bool gpu) {
-    const ReplaceableKernel *r = find_replaceable(operation);
-    if (!gpu || !r) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
-    return level < FALLBACK_LEVELS ? r->kernels[level] : NULL;
+// the name of a kernel at a level; NULL after the last level. which: fallback_of its operation
+static inline const char *kernel_at_level(int which, int level, bool gpu) {
+    if (!gpu || which < 0) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
+    return level < FALLBACK_LEVELS ? replaceable_kernels[which].kernels[level] : NULL;
 }
 
 // ---- one operation
 
 enum { SELF_CHECK_PARTIALS = 64 << 20 };  // bytes of scratch
 
-// a backend opened for single operations
-typedef struct {
-    const Backend *backend;
-    Exec exec;
-    void *partials, *workspace;
-} CheckedDevice;
-
-static inline CheckedDevice checked_device_open(const Backend *backend, FallbackKernels fallback) {
+// Opens a backend for single operations. Returns their scratch on the device, for check_close.
+static inline void *check_open(Exec *ex, const Backend *backend, FallbackKernels fallback) {
     static const GPT2Config small = {64, 256, 256, 1, 1, 64};
-    CheckedDevice d;
-    memset(&d, 0, sizeof d);
-    d.backend = backend;
     LocalShape local = local_shape(&small, 1, 0);
     size_t workspace_bytes = backend->matmul_workspace_bytes(&small, &local, 1, 1);
-    d.partials = backend->device->allocate(SELF_CHECK_PARTIALS);
-    d.workspace = backend->device->allocate(workspace_bytes);
-    d.exec.fallback = fallback;
-    d.exec.skip_autotune = true;  // the autotuner compares what it chooses; here the library's first choice is checked
-    backend->open(&d.exec, d.partials, SELF_CHECK_PARTIALS, d.workspace, workspace_bytes, false);
-    return d;
+    char *partials = (char *)backend->device->allocate(SELF_CHECK_PARTIALS + workspace_bytes);
+    memset(ex, 0, sizeof *ex);
+    ex->fallback = fallback;
+    ex->skip_autotune = true;  // the autotuner compares what it chooses; here the library's first choice is checked
+    backend->open(ex, partials, SELF_CHECK_PARTIALS, partials + SELF_CHECK_PARTIALS, workspace_bytes, false);
+    return partials;
 }
 
-static inline void checked_device_close(CheckedDevice *d) {
-    d->backend->close(&d->exec);
-    d->backend->device->release(d->partials);
-    d->backend->device->release(d->workspace);
+static inline void check_close(Exec *ex, const Backend *backend, void *scratch) {
+    backend->close(ex);
+    backend->device->release(scratch);
 }
 
 // the same problem with `data` on the device, filled with the values before a run
@@ -140,16 +135,16 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
 
 // The largest share of the tolerance over all shapes with at most SELF_CHECK_LARGEST bytes, and all variants. Above 1
 // the operation is wrong.
-static inline double check_operation(const OpCase *op, CheckedDevice *d) {
+static inline double check_operation(const OpCase *op, const Backend *backend, Exec *ex) {
     double largest = 0;
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants && largest <= 1; variant++) {
             if (problem_memory(op, op_shape(op, i), variant) > SELF_CHECK_LARGEST) { continue; }
             Problem p = problem_make(op, op_shape(op, i), variant);
-            Problem on_device = problem_on_device(&p, d->backend->device);
+            Problem on_device = problem_on_device(&p, backend->device);
             problem_run(&p, &reference_ops, NULL);
-            problem_run(&on_device, d->backend->ops, &d->exec);
-            largest = fmax(largest, share_of_tolerance(&p, &on_device, d->backend->device));
+            problem_run(&on_device, backend->ops, ex);
+            largest = fmax(largest, share_of_tolerance(&p, &on_device, backend->device));
             problem_free(&p);
         }
     }
@@ -158,8 +153,7 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-// bytes of CheckedOperation.failure, of the reason for a child's end, and of a child's line; each has room for the next
-enum { CHECK_TEXT = 512, CHECK_END = CHECK_TEXT - 16, CHECK_LINE = CHECK_END - 96 };
+enum { CHECK_TEXT = 512 };
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
 
@@ -186,18 +180,34 @@ static inline int find_checked(const SelfCheck *result, CheckState state) {
 
 // The operation's kernel has failed. If there is a plainer one, all operations of its level are checked with theirs.
 static inline void replace_kernel(SelfCheck *result, int failed, bool gpu) {
-    const char *name = op_cases[failed].name;
-    const ReplaceableKernel *r = find_replaceable(name);
-    if (!r || !kernel_at_level(name, result->fallback.level[r->fallback] + 1, gpu)) {
+    int which = fallback_of(op_cases[failed].name);
+    if (which < 0 || !kernel_at_level(which, result->fallback.level[which] + 1, gpu)) {
         result->operations[failed].state = FAILED;
         return;
     }
-    result->fallback.level[r->fallback]++;
+    result->fallback.level[which]++;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        if (find_replaceable(op_cases[i].name) != r) { continue; }
+        if (fallback_of(op_cases[i].name) != which) { continue; }
         result->operations[i].state = UNCHECKED;
         result->operations[i].ends = 0;
     }
+}
+
+// ---- levels as text, " 0 0 1": in a child's arguments and in the cache
+
+enum { LEVELS_TEXT = 16 * NUM_FALLBACKS };
+
+static inline void print_levels(char *text, FallbackKernels fallback) {
+    const int *level = fallback.level;
+    snprintf(text, LEVELS_TEXT, " %d %d %d", level[0], level[1], level[2]);
+}
+
+// False if the text has other numbers than levels.
+static inline bool read_levels(const char *text, FallbackKernels *fallback) {
+    int *level = fallback->level, end = 0;
+    bool read = sscanf(text, " %1d %1d %1d%n", &level[0], &level[1], &level[2], &end) == NUM_FALLBACKS && !text[end];
+    for (int i = 0; i < NUM_FALLBACKS && read; i++) { read = level[i] >= 0 && level[i] < FALLBACK_LEVELS; }
+    return read;
 }
 
 // ---- the child
@@ -211,23 +221,10 @@ static inline bool self_check_is_child(int argc, char **argv) {
     return argc == CHILD_ARGUMENTS && strcmp(argv[1], CHILD_FLAG) == 0;
 }
 
-static inline void print_levels(char *text, size_t room, FallbackKernels fallback) {
-    size_t used = 0;
-    for (int i = 0; i < NUM_FALLBACKS; i++) {
-        used += (size_t)snprintf(text + used, room - used, " %d", fallback.level[i]);
-    }
-}
-
-// Reads " 0 0 1". False if the text has other numbers than levels.
-static inline bool read_levels(const char *text, FallbackKernels *fallback) {
-    for (int i = 0; i < NUM_FALLBACKS; i++) {
-        char *end;
-        long level = strtol(text, &end, 10);
-        if (end == text || level < 0 || level >= FALLBACK_LEVELS) { return false; }
-        fallback->level[i] = (int)level;
-        text = end;
-    }
-    return true;
+// SIGALRM ends this process unless the next call comes within SELF_CHECK_SECONDS.
+static inline void limit_silence(void) {
+    struct itimerval silence = {{0, 0}, {SELF_CHECK_SECONDS, 1}};  // 1 us: zero seconds would disarm the timer
+    setitimer(ITIMER_REAL, &silence, NULL);
 }
 
 // A child's main. It ends after an operation that is wrong. It opens no communicator, and adds nothing to the autotune
@@ -238,39 +235,75 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
     if (!backend || !read_levels(argv[4], &fallback) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
     signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
+    signal(SIGALRM, SIG_DFL);
     prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
+    limit_silence();
     omp_set_num_threads(atoi(argv[3]));
 #ifdef HAVE_CUDA
     if (backend == gpu) { CUDA_CHECK(cudaSetDevice(atoi(argv[2]))); }
 #endif
-    CheckedDevice d = checked_device_open(backend, fallback);
+    Exec ex;
+    void *scratch = check_open(&ex, backend, fallback);
     double share = 0;
     for (int i = 0; i < NUM_OP_CASES && share <= 1; i++) {
         if (argv[5][i] != '1') { continue; }
         printf("checks %s\n", op_cases[i].name);
         fflush(stdout);
-        share = check_operation(&op_cases[i], &d);
+        limit_silence();
+        share = check_operation(&op_cases[i], backend, &ex);
         printf("share %.9g\n", share);
         fflush(stdout);
     }
-    checked_device_close(&d);
+    check_close(&ex, backend, scratch);
     return 0;
 }
 
 // ---- its parent
 
-// Starts a child that checks the operations that are UNCHECKED. Returns 0 or errno.
-static inline int start_check(Child *child, const SelfCheck *result, const Backend *backend) {
-    char gpu[16] = "-1", threads[16], levels[16 * NUM_FALLBACKS], checked[NUM_OP_CASES + 1] = "";
+// Starts this program with other arguments. Returns its stdout and stderr; NULL and errno if it does not start.
+static inline FILE *start_child(pid_t *child, char *const *argv) {
+    int ends[2];
+    posix_spawn_file_actions_t actions;
+    if (pipe2(ends, O_CLOEXEC) != 0) { return NULL; }
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    int error = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    if (!error) { return fdopen(ends[0], "r"); }
+    close(ends[0]);
+    errno = error;
+    return NULL;
+}
+
+// start_child for a check of the operations that are UNCHECKED
+static inline FILE *start_check(pid_t *child, const SelfCheck *result, const Backend *backend) {
+    char gpu[16] = "-1", threads[16], levels[LEVELS_TEXT], checked[NUM_OP_CASES + 1] = "";
 #ifdef HAVE_CUDA
     if (is_gpu(backend)) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
 #endif
     (void)backend;
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
-    print_levels(levels, sizeof levels, result->fallback);
+    print_levels(levels, result->fallback);
     for (int i = 0; i < NUM_OP_CASES; i++) { checked[i] = result->operations[i].state == UNCHECKED ? '1' : '0'; }
     char *argv[CHILD_ARGUMENTS + 1] = {(char *)"train_gpt2", (char *)CHILD_FLAG, gpu, threads, levels, checked, NULL};
-    return child_start(child, argv, SELF_CHECK_SECONDS);
+    return start_child(child, argv);
+}
+
+// why (CHECK_TEXT) = how a child has ended, with its last line, if it has one
+static inline void wait_for_child(pid_t child, const char *last, char *why) {
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
+        snprintf(why, CHECK_TEXT, "no answer for %d s", SELF_CHECK_SECONDS);
+    } else if (WIFSIGNALED(status)) {
+        snprintf(why, CHECK_TEXT, "%s%s%.400s", strsignal(WTERMSIG(status)), *last ? ": " : "", last);
+    } else if (*last) {
+        snprintf(why, CHECK_TEXT, "%s", last);
+    } else {
+        snprintf(why, CHECK_TEXT, "exit status %d", WEXITSTATUS(status));
+    }
 }
 
 // the operation has this share of its tolerance
@@ -290,17 +323,17 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     bool gpu = is_gpu(backend), started = false;
-    char line[CHECK_LINE], name[64], last[CHECK_LINE] = "", why[CHECK_END] = "";
+    char line[CHECK_TEXT], name[64], last[CHECK_TEXT] = "", why[CHECK_TEXT] = "";
     int current = -1;  // the operation under check
     double share;
-    Child child;
-    ChildEvent event;
-    int error = start_check(&child, result, backend);
-    if (error) {
-        snprintf(result->not_started, CHECK_TEXT, "%s", strerror(error));
+    pid_t child;
+    FILE *lines = start_check(&child, result, backend);
+    if (!lines) {
+        snprintf(result->not_started, CHECK_TEXT, "%s", strerror(errno));
         return;
     }
-    while ((event = child_line(&child, line, sizeof line)) == CHILD_LINE) {
+    while (fgets(line, sizeof line, lines)) {
+        line[strcspn(line, "\n")] = 0;
         if (sscanf(line, "checks %63s", name) == 1) {
             current = (int)(op_case(name) - op_cases);
             started = true;
@@ -312,9 +345,10 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
             snprintf(last, sizeof last, "%s", line + (strncmp(line, "train_gpt2: ", 12) == 0 ? 12 : 0));
         }
     }
-    child_end(&child, event, last, why, sizeof why);
+    fclose(lines);
+    wait_for_child(child, last, why);
     if (current >= 0 && ++result->operations[current].ends == 2) {
-        snprintf(result->operations[current].failure, CHECK_TEXT, "failed: %s", why);
+        snprintf(result->operations[current].failure, CHECK_TEXT, "failed: %.480s", why);
         replace_kernel(result, current, gpu);
     }
     if (!started) { snprintf(result->not_started, CHECK_TEXT, "%s", why); }
@@ -332,135 +366,37 @@ static inline SelfCheck self_check(const Backend *backend, bool all) {
     return result;
 }
 
-// Index of the failed operation that forced this kernel's fallback, or -1.
-static inline int find_failure(const SelfCheck *result, int i) {
-    const ReplaceableKernel *r = find_replaceable(op_cases[i].name);
-    if (*result->operations[i].failure) { return i; }
-    for (int k = 0; r && k < NUM_OP_CASES; k++) {
-        if (find_replaceable(op_cases[k].name) == r && *result->operations[k].failure) { return k; }
-    }
-    return -1;
-}
-
-// a note to the user for each slower kernel of the GPU
-static inline void print_slower_kernels(FILE *out, FallbackKernels fallback) {
-    for (int i = 0; i < NUM_REPLACEABLE; i++) {
-        const ReplaceableKernel *r = &replaceable_kernels[i];
-        const char *kernel = kernel_at_level(r->operations, fallback.level[r->fallback], true);
-        if (fallback.level[r->fallback] == 0 || !kernel) { continue; }
-        fprintf(out,
-                "note      %s uses a slower kernel (%s): the fast one fails the self-check on this GPU; --self-check "
-                "checks again\n",
-                r->operations, kernel);
-    }
-}
-
-// ---- the report of --self-check
-
-enum { RATE_RUNS = TIMES_ARE_REAL ? 10 : 1 };
-
-// GPT-2 124M's shape: on a GPU 16 sequences of 1024 tokens, more than caches hold; on a CPU 4 of 64. The logits have a
-// quarter of the rows, flat arrays at most 32 M elements.
-static inline OpShape shape_for_rates(const OpCase *op, bool gpu) {
-    if (!TIMES_ARE_REAL) { return *op_shape(op, 0); }
-    OpShape s = op_shape_gpt2(op, gpu ? 16 : 4, gpu ? 1024 : 64);
-    if (s.V > 0 && s.C == 0) { s.T /= 4; }
-    if (s.n > (32 << 20)) { s.n = 32 << 20; }
-    return s;
-}
-
-// seconds of a run: the shortest of RATE_RUNS after the first
-static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
-    const Device *device = d->backend->device;
-    double best = INFINITY;
-    for (int i = 0; i <= RATE_RUNS; i++) {
-        device->event_record(0, &d->exec);
-        device->event_synchronize(0, &d->exec);
-        double begin = now_seconds();
-        problem_run(p, d->backend->ops, &d->exec);
-        device->event_record(0, &d->exec);
-        device->event_synchronize(0, &d->exec);
-        if (i > 0) { best = fmin(best, now_seconds() - begin); }
-    }
-    return best;
-}
-
-// A line of the report. The name comes first: it stays the last word if the operation ends the program.
-static inline void print_operation(int i, const SelfCheck *result, CheckedDevice *d) {
-    const OpCase *op = &op_cases[i];
-    bool gpu = is_gpu(d->backend);
-    printf("%-28s ", op->name);
-    fflush(stdout);
-    if (result->operations[i].state == FAILED) {
-        printf("%s, and has no other kernel\n", result->operations[i].failure);
-        return;
-    }
-    OpShape shape = shape_for_rates(op, gpu);
-    Problem p = problem_make(op, &shape, 0), on_device = problem_on_device(&p, d->backend->device);
-    double seconds = seconds_of_run(&on_device, d), flops = p.call.flops;
-    for (int k = 0; k < p.num_arrays; k++) { d->backend->device->release(on_device.array[k].data); }
-    problem_free(&p);
-    const ReplaceableKernel *r = find_replaceable(op->name);
-    printf("%-18s %5.2f %9.3f %8.0f %s\n", kernel_at_level(op->name, r ? result->fallback.level[r->fallback] : 0, gpu),
-           result->operations[i].share, 1e3 * seconds, (flops > 0 ? flops : problem_bytes(&p)) / seconds / 1e9,
-           flops > 0 ? "GFLOP/s" : "GB/s");
-    int failed = find_failure(result, i);
-    if (failed == i) {
-        printf("%-28s a faster kernel %s\n", "", result->operations[i].failure);
-    } else if (failed >= 0) {
-        printf("%-28s a faster kernel fails in %s\n", "", op_cases[failed].name);
-    }
-}
-
 // ---- the remembered pass
 
 enum { CHECKED_MACHINE = 1024 };  // bytes
-
-// hash of a file's first line; a missing file counts as empty
-static inline uint64_t hash_first_line(const char *path) {
-    char line[256] = "";
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(line, sizeof line, file)) { line[0] = 0; }
-    if (file) { fclose(file); }
-    return hash_bytes(0, line, strlen(line));
-}
-
-#ifdef HAVE_CUDA
-// ", GPU-UUID, driver HASH" of this process's GPU, with the UUID as nvidia-smi prints it
-static inline size_t gpu_and_driver(char *text, size_t room) {
-    struct cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
-    size_t used = (size_t)snprintf(text, room, ", GPU");
-    for (int i = 0; i < 16; i++) {
-        bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
-        used += (size_t)snprintf(text + used, room - used, dash ? "-%02x" : "%02x", (uint8_t)gpu.uuid.bytes[i]);
-    }
-    return used +
-           (size_t)snprintf(text + used, room - used, ", driver %016" PRIx64, hash_first_line(DRIVER_VERSION_FILE));
-}
-#endif
 
 // this device, its driver and this program, as one line without tabs
 static inline void checked_machine(char *text, size_t room, const Backend *backend) {
     backend->describe(text, room);
     size_t used = strlen(text);
 #ifdef HAVE_CUDA
-    if (is_gpu(backend)) { used += gpu_and_driver(text + used, room - used); }
+    if (is_gpu(backend)) {
+        struct cudaDeviceProp gpu;
+        CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+        used += (size_t)snprintf(text + used, room - used, ", GPU %016" PRIx64 ", driver %016" PRIx64,
+                                 hash_bytes(0, gpu.uuid.bytes, sizeof gpu.uuid.bytes),
+                                 hash_whole_file(0, DRIVER_VERSION_FILE));
+    }
 #endif
     snprintf(text + used, room - used, ", program %016" PRIx64, hash_whole_file(0, "/proc/self/exe"));
 }
 
 // Reads the machine's entry, the levels of FallbackKernels or "failed". False if there is none, or if it says "failed".
 static inline bool self_check_recall(const char *path, const char *machine, FallbackKernels *fallback) {
-    char levels[16 * NUM_FALLBACKS];
+    char levels[LEVELS_TEXT];
     return cache_find(path, machine, levels, sizeof levels) && read_levels(levels, fallback);
 }
 
 // Adds the machine's entry. problem = "", or the sentence if the file cannot be written.
 static inline void self_check_remember(const char *path, const char *machine, const SelfCheck *result, char *problem,
                                        size_t room) {
-    char levels[16 * NUM_FALLBACKS];
-    print_levels(levels, sizeof levels, result->fallback);
+    char levels[LEVELS_TEXT];
+    print_levels(levels, result->fallback);
     problem[0] = 0;
     int error = cache_add(path, machine, find_checked(result, FAILED) < 0 ? levels : "failed");
     if (error) {
@@ -471,10 +407,49 @@ static inline void self_check_remember(const char *path, const char *machine, co
     }
 }
 
-// ---- --self-check, and the check at the start of a run
-
 static inline const char *self_check_path(char *path) {
     return cache_path(path, "TRAIN_GPT2_SELF_CHECK", "self_check.txt");
+}
+
+// ---- --self-check, and the check at the start of a run
+
+// a note to the user for each slower kernel of the GPU
+static inline void print_slower_kernels(FILE *out, FallbackKernels fallback) {
+    for (int i = 0; i < NUM_FALLBACKS; i++) {
+        const char *kernel = kernel_at_level(i, fallback.level[i], true);
+        if (fallback.level[i] == 0 || !kernel) { continue; }
+        fprintf(out,
+                "note      %s uses a slower kernel (%s): the fast one fails the self-check on this GPU; --self-check "
+                "checks again\n",
+                replaceable_kernels[i].operations, kernel);
+    }
+}
+
+// Index of the failed operation that forced this kernel's fallback, or -1.
+static inline int find_failure(const SelfCheck *result, int i) {
+    int which = fallback_of(op_cases[i].name);
+    if (*result->operations[i].failure) { return i; }
+    for (int k = 0; which >= 0 && k < NUM_OP_CASES; k++) {
+        if (fallback_of(op_cases[k].name) == which && *result->operations[k].failure) { return k; }
+    }
+    return -1;
+}
+
+// a line of the report, and another one for a slower kernel
+static inline void print_operation(int i, const SelfCheck *result, bool gpu) {
+    const char *name = op_cases[i].name, *failure = result->operations[i].failure;
+    int which = fallback_of(name), level = which < 0 ? 0 : result->fallback.level[which];
+    int failed = find_failure(result, i);
+    if (result->operations[i].state == FAILED) {
+        printf("%-28s %s, and has no other kernel\n", name, failure);
+        return;
+    }
+    printf("%-28s %-18s %5.2f\n", name, kernel_at_level(which, level, gpu), result->operations[i].share);
+    if (failed == i) {
+        printf("%-28s a faster kernel %s\n", "", failure);
+    } else if (failed >= 0) {
+        printf("%-28s a faster kernel fails in %s\n", "", op_cases[failed].name);
+    }
 }
 
 // ends the program: not all operations could be checked
@@ -492,14 +467,12 @@ static inline int self_check_print(const Backend *backend) {
     fflush(stdout);
     SelfCheck result = self_check(backend, true);
     if (*result.not_started) { self_check_stopped(&result); }
-    CheckedDevice d = checked_device_open(backend, result.fallback);
-    printf("\n%-28s %-18s %5s %9s %16s\n", "operation", "kernel", "error", "ms", "rate");
+    printf("\n%-28s %-18s %5s\n", "operation", "kernel", "error");
     int failed = 0;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        print_operation(i, &result, &d);
+        print_operation(i, &result, is_gpu(backend));
         failed += result.operations[i].state == FAILED;
     }
-    checked_device_close(&d);
     printf("\nerror: the largest difference from the textbook implementation, as a share of the tolerance\n");
     if (is_gpu(backend)) { print_slower_kernels(stdout, result.fallback); }
     if (path) { self_check_remember(path, machine, &result, problem, sizeof problem); }

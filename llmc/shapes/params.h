@@ -210,6 +210,4 @@ static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2C
 
 enum { LAYER_PARAMS = LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1 };
 
-static inline int num_param_tensors(const GPT2Config *c) {
-    return NUM_PARAM_TENSORS + (c->num_layers - 1) * LAYER_PARAMS;
-}
+static inline int num_param_tensors(int num_layers) { return NUM_PARAM_TENSORS + (num_layers - 1) * LAYER_PARAMS; }

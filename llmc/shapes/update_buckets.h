@@ -44,8 +44,7 @@ static inline int update_buckets(UpdateBucket *buckets, const ParamLayout *layou
 
 // The maximum number of update ranges: one a tensor, and one more for each cut.
 static inline size_t num_update_ranges(const ParamLayout *layout) {
-    size_t tensors = LAYER_PARAMS * (size_t)layout->num_layers + NUM_PARAM_TENSORS - LAYER_PARAMS;
-    return tensors + (size_t)update_buckets(NULL, layout);
+    return (size_t)num_param_tensors(layout->num_layers) + (size_t)update_buckets(NULL, layout);
 }
 
 // Writes the update ranges of parameter bucket b that are in an update bucket, with offsets from the update bucket's
