@@ -380,7 +380,7 @@ static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int vari
 
 // measures and prints them
 static void measure_ceilings(Bench *b, const char *when) {
-    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, 0, NULL, run_copy};
+    const OpCase copy = {"copy", NULL, 0, on_gpu(&b->exec) ? 2 : 1, 0, 0, NULL, run_copy};
     const OpCase *matmul = op_case("matmul_forward");
     bool large = on_gpu(&b->exec) && !b->options.small;
     int side = b->options.small ? 64 : large ? 8192 : 2048;
