@@ -26,25 +26,26 @@ typedef enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE } Un
 static inline UnicodeClass unicode_class(uint32_t code) {
     enum { L = UNICODE_LETTER, N = UNICODE_NUMBER, S = UNICODE_SPACE };
     static const struct {
-        uint32_t first, last;
+        uint32_t first;
+        uint16_t count;
         uint8_t kind;
-    } ranges[] = {
+    } ranges[] = {  // `count` code points from `first` on
         // clang-format off
 """
 FOOTER = """\
         // clang-format on
     };
     size_t low = 0, high = sizeof ranges / sizeof ranges[0];  // the range of `code`, if any, is in low..high-1
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (ranges[middle].last < code) {
-            low = middle + 1;
-        } else {
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (ranges[middle].first > code) {
             high = middle;
+        } else {
+            low = middle;
         }
     }
-    int inside = low < sizeof ranges / sizeof ranges[0] && ranges[low].first <= code;
-    return inside ? (UnicodeClass)ranges[low].kind : UNICODE_OTHER;
+    // a code before the first range wraps around
+    return code - ranges[low].first < ranges[low].count ? (UnicodeClass)ranges[low].kind : UNICODE_OTHER;
 }
 """
 
@@ -56,22 +57,22 @@ def class_of(code):
 
 
 def ranges():
-    """(first, last, class) of each longest range of code points of one class"""
+    """(first, count, class) of each longest range of code points of one class"""
     first, current = 0, None
     for code in range(0x110001):
         kind = class_of(code) if code < 0x110000 else None
         if kind != current:
             if current:
-                yield first, code - 1, current
+                yield first, code - first, current
             first, current = code, kind
 
 
 def main():
     print(HEADER % regex.__version__, end="")
     line = "       "
-    for first, last, kind in ranges():
-        row = f" {{0x{first:X}, 0x{last:X}, {kind}}},"
-        if len(line) + len(row) > 116:
+    for first, count, kind in ranges():
+        row = f" {{0x{first:X}, {count}, {kind}}},"
+        if len(line) + len(row) > 120:
             print(line)
             line = "       "
         line += row
