@@ -135,12 +135,12 @@ def manifests():
 
 def data_states():
     data = {"data_1.txt": b"the first file of the data", "data_2.txt": b"the second file of it"}  # of fuzz_state.c
-    list_of = [{"file": name, "bytes": len(text), "crc32c": crc32c(text)} for name, text in data.items()]
+    list_of = [{"file": name, "bytes": len(text)} for name, text in data.items()]
     state = {"position": 12, "sequence_length": 4, "seed": 1, "training_data": "0123456789abcdef",
              "training_tokens": 47, "validation_held_out": True}
     first, second = list_of
     lists = [list_of, [second, first], [first], [*list_of, first], [first, first], [{}, second],
-             [first, {"file": None}], [{**first, "bytes": 1e308}, second], [first, {**second, "crc32c": "00000000"}],
+             [first, {"file": None}], [{**first, "bytes": 1e308}, second], [first, {**second, "hash": "0000000000000000"}],
              [{**first, "file": "../data_1.txt"}, second], [{"file": "x" * 300}], {"data_1.txt": first}, [], "text"]
     for shards in lists:
         yield b"3" + json.dumps({**state, "shards": shards}).encode()

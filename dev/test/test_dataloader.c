@@ -141,44 +141,6 @@ TEST(test_kinds) {
     close_all(&loader, &text);
 }
 
-// ---- ids
-
-static void stop_at_check(void *files) { token_files_check_ids((const TokenFiles *)files, 500); }
-static void stop_at_check_of_bytes(void *files) { token_files_check_ids((const TokenFiles *)files, 128); }
-
-TEST(test_ids_past_the_vocabulary) {
-    static const int places[] = {0, 1, 1999, 3999};
-    for (size_t i = 0; i < LEN(places); i++) {
-        uint16_t ids[4000] = {0};
-        for (int j = 0; j < 4000; j++) { ids[j] = (uint16_t)(j % 500); }
-        write_shard("ids_a.bin", ids, 4000);
-        ids[places[i]] = i % 2 ? 500 : 65535;
-        write_shard("ids_b.bin", ids, 4000);
-        TokenFiles good = open_files("ids_a.bin"), bad = open_files("ids_*.bin");
-        char words[512];
-        snprintf(words, sizeof words, "-i: token %d of %s is id %d, but the vocabulary has ids 0 to 499", places[i],
-                 bad.files[1].path, ids[places[i]]);
-        token_files_check_ids(&good, 500);
-        token_files_check_ids(&bad, 65536);
-        assert_stops(EXIT_BAD_INPUT, words, stop_at_check, &bad);
-        token_files_close(&good);
-        token_files_close(&bad);
-    }
-}
-
-TEST(test_bytes_past_the_vocabulary) {
-    write_file("utf8.txt", "caf\xc3\xa9", 5);
-    TokenFiles files = open_files("utf8.txt"), train, val;
-    token_files_check_ids(&files, 256);
-    assert_stops(EXIT_BAD_INPUT, "token 3", stop_at_check_of_bytes, &files);
-    token_files_split(&files, 0.4, &train, &val);
-    token_files_check_ids(&train, 128);  // its own part only
-    assert_stops(EXIT_BAD_INPUT, "token 3", stop_at_check_of_bytes, &val);
-    token_files_close(&train);
-    token_files_close(&val);
-    token_files_close(&files);
-}
-
 // ---- errors while reading are reported with their batch
 
 // five sequences of length 4; the third and the fifth hold an id past a vocabulary of 300
@@ -422,7 +384,6 @@ static int lowest_free_descriptor(void) {
 TEST(test_descriptors_are_closed) {
     int before = lowest_free_descriptor();
     TokenFiles files = open_four_shards();
-    token_files_check_ids(&files, 50257);
     DataLoader loader;
     open_plain(&loader, &files, 10, FOUR_T);
     for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
@@ -622,13 +583,6 @@ TEST(test_large_file) {
     uint64_t print = token_files_fingerprint(&files);
     put_id(path, LARGE_TOKENS / 2, 300);
     assert_true(print != token_files_fingerprint(&files));
-    token_files_check_ids(&files, 500);
-    put_id(path, LARGE_TOKENS / 2, 500);  // the middle of so long a file is left to the loader
-    token_files_check_ids(&files, 500);
-    put_id(path, LARGE_TOKENS - CHECK_END_TOKENS, 501);  // the first of those at the end
-    assert_stops(EXIT_BAD_INPUT, "token 2667577345 of", stop_at_check, &files);
-    put_id(path, CHECK_END_TOKENS - 1, 502);  // the last of those at the start
-    assert_stops(EXIT_BAD_INPUT, "token 16777215 of", stop_at_check, &files);
     token_files_close(&files);
     unlink(path);
 }

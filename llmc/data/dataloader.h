@@ -1,7 +1,7 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, token_file_name, TokenFiles, token_files_open, token_files_are_text, token_files_kind,
-         token_files_copy, token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint,
+         token_files_copy, token_files_split, token_files_total, token_files_fingerprint,
          token_files_close, DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
@@ -280,31 +280,6 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
              files->flag, first + bad, files->files[f].path, ids[bad], reader->vocab_size - 1);
     reader->exit_status = EXIT_BAD_INPUT;
     return false;
-}
-
-enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };
-
-// Stops at an id that is not below vocab_size. Reads every token if the files have at most 512 Mi together, else the
-// first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
-static inline void token_files_check_ids(const TokenFiles *files, int vocab_size) {
-    if (vocab_size >= 1 << (8 * files->token_bytes)) { return; }  // no id can be too large
-    uint64_t ends = token_files_total(files) <= CHECK_ALL_TOKENS ? CHECK_ALL_TOKENS : CHECK_END_TOKENS;
-    TokenReader reader = token_reader_open(files, CHECK_CHUNK_TOKENS, vocab_size);
-    int *ids = (int *)xmalloc(CHECK_CHUNK_TOKENS * sizeof(int));
-    for (int f = 0; f < files->num_files; f++) {
-        const TokenFile *file = &files->files[f];
-        for (uint64_t at = 0; at < file->num_tokens;) {
-            if (at >= ends && file->num_tokens - at > ends) { at = file->num_tokens - ends; }
-            uint64_t count = file->num_tokens - at;
-            if (count > CHECK_CHUNK_TOKENS) { count = CHECK_CHUNK_TOKENS; }
-            if (!token_reader_read(&reader, ids, f, file->first_token + at, (size_t)count)) {
-                input_error("%s", reader.error);
-            }
-            at += count;
-        }
-    }
-    free(ids);
-    token_reader_close(&reader);
 }
 
 // ---- the loader

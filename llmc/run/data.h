@@ -197,8 +197,6 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
         if (a->val_every == 0) { return; }
         dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
     } else {
-        token_files_check_ids(&d->train_files, V);
-        token_files_check_ids(&d->val_files, V);
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);

@@ -249,7 +249,7 @@ typedef struct {
     Corpus text;
 } EvalFile;
 
-// Opens --eval for a model: reads HellaSwag whole, and checks every token shard. Stops at bad input. Close with
+// Opens --eval for a model: reads HellaSwag whole. Stops at bad input. Close with
 // eval_close.
 static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *c) {
     memset(f, 0, sizeof *f);
@@ -259,7 +259,6 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
         f->hellaswag = hellaswag_read_bin("--eval", a->eval, a->T, c->vocab_size);
     } else if (token_path_is_shard(a->eval)) {
         f->shards = token_files_open("--eval", a->eval);
-        token_files_check_ids(&f->shards, c->vocab_size);
     } else if (!f->has_tokenizer) {
         input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", a->eval, c->vocab_size,
                     tokenizer_advice(c->vocab_size));
