@@ -117,7 +117,7 @@ report "a run whose last steps are lost ends the same, and keeps RUN/best until 
     for step in $(seq $(($(best_step every) / 10 * 10)) 10 400); do # from before the best step
         rm -rf every/"$(folder_of "$step")"
     done
-    for name in best best_b; do mkdir every/$name.tmp && touch every/$name.tmp/half; done
+    mkdir every/best.tmp && touch every/best.tmp/half
     cp -a every early
     run 0 -o early -y 1 -x "$((10#$(cd early && echo step_* | sed 's/.*step_//') + 1))"
     equal "$(best_of early)" "$(best_of every)"

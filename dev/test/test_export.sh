@@ -119,40 +119,6 @@ report "llm.c's file has the bytes of an independent writer: BF16, else F32" "$(
     says "-o absent/x.bin could not be written: No such file or directory"
     no_leftovers
 )"
-# poisoned FOLDER TENSOR ELEMENT NUMBER TYPE: bytes/ as FOLDER, with one other number, and the tensor stored as TYPE
-poisoned() {
-    mkdir "$1" && cp bytes/step_00000150/config.json "$1"
-    PYTHONPATH=$root/dev/oracle python3 - "$@" <<'END'
-import array, sys
-import model_files
-folder, name, element, number, dtype = sys.argv[1:]
-tensors = model_files.read("bytes/step_00000150/model.safetensors")
-entry, data = tensors[name]
-floats = array.array("f", model_files.words(entry, data).tobytes())
-numbers = array.array({"F32": "f", "F64": "d"}[dtype], floats)
-numbers[int(element)] = float(number)
-tensors[name] = {**entry, "dtype": dtype}, numbers.tobytes()
-model_files.write(folder + "/model.safetensors", tensors)
-END
-}
-report "refused: numbers that are not finite, or are beyond F32; the old file stays" "$(
-    poisoned nan h.1.attn.c_attn.weight 1000 nan F32
-    poisoned infinite ln_f.bias 3 -inf F32
-    poisoned large wte.weight 6401 1e39 F64
-    for format in gguf llmc; do
-        old=$([ $format = gguf ] && echo bytes_F16.gguf || echo ours_BF16.bin)
-        cp "$old" old
-        refuses() { # FOLDER SENTENCE
-            run 2 --export $format -e "$1" -o old
-            says "-e: tensor $2 as F32, expected a finite number; give another model"
-        }
-        refuses nan "h.1.attn.c_attn.weight of 'nan/model.safetensors', element 1000, is nan"
-        refuses infinite "ln_f.bias of 'infinite/model.safetensors', element 3, is -inf"
-        refuses large "wte.weight of 'large/model.safetensors', element 6401, is inf"
-        cmp old "$old" 2>&1
-    done
-    no_leftovers
-)"
 report "the memory does not grow with the model" "$(
     # model_of_zeros FOLDER CHANNELS: a model of zeros, a file without blocks on the disk
     model_of_zeros() {

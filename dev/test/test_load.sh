@@ -105,7 +105,7 @@ printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
 refused "an index without one of its files" \
     "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
 refused "an index that names another file" "and that file has no such tensor" -e lacking -t 16
-refused "another architecture" "describes a model of type llama, expected gpt2" -e llama -t 16
+refused "another architecture" 'has "llama" as "model_type", expected' -e llama -t 16
 refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
 refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
 refused "a model without config.json" "put a config.json with n_head" -e bare -t 16

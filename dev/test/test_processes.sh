@@ -459,7 +459,7 @@ report "refused: a resumed run's folder that one rank lacks" "$(
 report "a checkpoint that one rank cannot write" "$(
     second_by 1 'ulimit -f 30' "${saving[@]}" -x 2 -o narrow
     error="train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large"
-    says "$error; .*: make room, then resume"
+    says "$error; .*: make room, or make -o .*, then resume"
     find narrow -name 'step_*'
 )"
 

@@ -417,10 +417,10 @@ TEST(test_broken_merges) {
     for (size_t i = 0; i < LEN(BROKEN_MERGES); i++) {
         assert_refused(BROKEN_MERGES[i].words, BROKEN_MERGES[i].text, strlen(BROKEN_MERGES[i].text));
     }
-    assert_refused("neither text nor", "a b\n\0 c\n", 7);
+    assert_refused("is no file of a known kind", "a b\n\0 c\n", 7);
     assert_stops(EXIT_BAD_INPUT, "could not read", load, (void *)temp_path("absent"));
     assert_stops(EXIT_BAD_INPUT, "could not read", load, (void *)temp_dir());
-    assert_stops(EXIT_BAD_INPUT, "larger than", load, (void *)"/dev/zero");
+    assert_stops(EXIT_BAD_INPUT, "could not read the tokenizer's file (File too large)", load, (void *)"/dev/zero");
 }
 
 // tokens of 2, 4, .., 256 bytes: the last is one byte too long
@@ -473,23 +473,26 @@ TEST(test_broken_bin) {
         int word, value;
         const char *words;
     } headers[] = {
-        {0, 20240327, "neither text nor llm.c's tokenizer file"},
-        {0, 20240520, "neither text nor llm.c's tokenizer file"},  // a data shard
-        {1, 0, "found version 0"},
+        {0, 20240327, "is no file of a known kind, expected GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin"},
+        {0, 20240520, "is a token shard, expected GPT-2's vocab.bpe"},
+        {1, 0, "found version 0, 265 tokens and 264 as end-of-text in"},
         {1, 3, "found version 3"},
-        {2, -1, "found a vocabulary of -1"},
-        {2, 256, "found a vocabulary of 256"},
-        {2, 65537, "found a vocabulary of 65537"},
-        {3, 0, "found 0 as the id of end-of-text"},
-        {3, -1, "found -1 as the id of end-of-text"},
+        {2, -1, "-1 tokens"},
+        {2, 256, "256 tokens"},
+        {2, 65537, "65537 tokens"},
+        {3, 0, "0 as end-of-text"},
+        {3, -1, "-1 as end-of-text"},
     };
     for (size_t i = 0; i < LEN(headers); i++) {
         memcpy(bad, good, bytes);
         memcpy(bad + 4 * headers[i].word, &headers[i].value, 4);
         assert_refused(headers[i].words, bad, bytes);
     }
-    const size_t cuts[] = {4, 1023, 1024, 1025, 1024 + 2 * 100, 1024 + 2 * 256 + 1, bytes - 14, bytes - 1};
-    for (size_t i = 0; i < LEN(cuts); i++) { assert_refused("cut short", good, cuts[i]); }
+    assert_refused("found version 2, 0 tokens", good, 8);
+    const size_t cuts[] = {1023, 1024, 1025, 1024 + 2 * 100, 1024 + 2 * 256 + 1, bytes - 14, bytes - 1};
+    for (size_t i = 0; i < LEN(cuts); i++) {
+        assert_refused(i ? "is cut short, or neither a new byte nor joins two" : "found version 2", good, cuts[i]);
+    }
     good[bytes] = 0;
     assert_refused("found 1 bytes after the last token", good, bytes + 1);
     const struct {
@@ -497,11 +500,11 @@ TEST(test_broken_bin) {
         char value;
         const char *words;
     } tokens[] = {
-        {1024 + 1, '"', "token 1 is not a byte of its own"},        // byte 0 written as byte 1 is
-        {1024 + 2 * 255, 0, "token 255 is not a byte of its own"},  // an empty token
-        {1024 + 2 * 256, 0, "token 256 does not join two tokens"},  // an empty token
-        {1024 + 2 * 256 + 3 + 1, 'x', "token 257 does not join"},   // "xbc": three tokens
-        {1024 + 2 * 256 + 3, 2, "token 257 does not join"},         // "ab": there already
+        {1024 + 1, '"', "token 1 of 265 is cut short, or"},    // byte 0 written as byte 1 is
+        {1024 + 2 * 255, 0, "token 255 of 265 is"},            // an empty token
+        {1024 + 2 * 256, 0, "token 256 of 265 is"},            // an empty token
+        {1024 + 2 * 256 + 3 + 1, 'x', "token 257 of 265 is"},  // "xbc": three tokens
+        {1024 + 2 * 256 + 3, 2, "token 257 of 265 is"},        // "ab": there already
     };
     for (size_t i = 0; i < LEN(tokens); i++) {
         memcpy(bad, good, bytes);

@@ -145,10 +145,9 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
 }
 
 // Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back RUN/best, whose
-// replacement was killed between two renames. best_a and best_b are of older versions, in which `best` was a link.
+// replacement was killed between two renames.
 static inline void remove_unfinished(const char *run_dir) {
-    char path[PATH_LENGTH], best[PATH_LENGTH], json[PATH_LENGTH];
-    struct stat info;
+    char path[PATH_LENGTH], best[PATH_LENGTH];
     format_path(best, "%s/best", run_dir);
     format_path(path, "%s/best.old", run_dir);
     if (access(best, F_OK) == 0) {
@@ -156,27 +155,14 @@ static inline void remove_unfinished(const char *run_dir) {
     } else if (access(path, F_OK) == 0) {
         rename(path, best);  // after a failure best.old stays, until the next call
     }
-    bool best_is_folder = lstat(best, &info) == 0 && S_ISDIR(info.st_mode);
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         const char *name = entry->d_name;
         format_path(path, "%s/%s", run_dir, name);
-        format_path(json, "%s/best.json", path);
-        bool old_best = fnmatch("best_[ab]", name, 0) == 0 && access(json, F_OK) == 0 && best_is_folder;
-        bool unfinished = step_of_name(name, "step_", ".tmp") >= 0 || strcmp(name, "best.tmp") == 0 ||
-                          fnmatch("best_[ab].tmp", name, 0) == 0;
         if (fnmatch("mark_*.tmp", name, 0) == 0) { unlink(path); }
-        if (unfinished || old_best) { remove_folder(path); }
+        if (step_of_name(name, "step_", ".tmp") >= 0 || strcmp(name, "best.tmp") == 0) { remove_folder(path); }
     }
     if (dir) { closedir(dir); }
-}
-
-// a remedy for the errno of a save
-static inline const char *save_advice(int error) {
-    bool folder = error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == EROFS;
-    if (folder) { return "make -o one folder that all ranks see and may write"; }
-    if (error == ENOSPC || error == EDQUOT || error == EFBIG) { return "make room"; }
-    return error == ENOTEMPTY ? "move that folder" : "fix that";
 }
 
 // Creates DONE_NNNNNNNN for a checkpoint that is whole. Returns 0 or an errno.
@@ -245,48 +231,39 @@ static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     return *folder != 0;
 }
 
-// Makes the files DONE_NNNNNNNN agree with the checkpoints of a run: a kill can come between the two, an older version
-// wrote no such files, and a user may delete a checkpoint. pending: the step whose file checkpoint_mark_done will
-// create; -1: none.
-static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
-    char path[PATH_LENGTH], done[PATH_LENGTH];
-    struct stat info;
-    long long *steps;
-    DIR *dir = opendir(run_dir);
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        long long step = step_of_name(entry->d_name, "DONE_", "");
-        checkpoint_path(path, run_dir, step);
-        done_path(done, run_dir, step);
-        bool empty = step >= 0 && stat(done, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0;
-        if (empty && access(path, F_OK) != 0) { unlink(done); }
+// Reports a file of the run that could not be written. whole: the checkpoints that are not lost. The last file of a run
+// has no retry, so the run stops; otherwise rank 0 warns.
+static inline void report_failure(const char *what, const char *path, const char *whole, int error, int failed_rank,
+                                  Comm *world, bool last) {
+    static const char remedy[] = "make room, or make -o one folder that all ranks see and may write";
+    char who[32] = "";
+    if (last) {
+        await_failed_rank(who, failed_rank, world);
+        run_error("%scould not %s '%s': %s; %s whole: %s, then resume with -y 1", who, what, path, strerror(error),
+                  whole, remedy);
     }
-    if (dir) { closedir(dir); }
-    int count = checkpoint_list(run_dir, &steps);
-    for (int i = 0; i < count; i++) {
-        int error = steps[i] == pending ? 0 : create_done_file(run_dir, steps[i]);
-        done_path(done, run_dir, steps[i]);
-        if (error) { run_error("could not create '%s': %s; make -o writable", done, strerror(error)); }
-    }
-    free(steps);
+    if (world && world->rank > 0) { return; }
+    if (world && world->size > 1) { snprintf(who, sizeof who, "rank %d ", failed_rank); }
+    fflush(stdout);
+    fprintf(stderr, "train_gpt2: warning: %scould not %s '%s': %s; %s whole, and the run goes on: %s\n", who, what,
+            path, strerror(error), whole, remedy);
 }
 
 // Creates DONE_NNNNNNNN for a checkpoint that is whole. All ranks call it; rank 0 creates the file. last: the run ends
 // now, and a failure is an error, else a warning.
 static inline void checkpoint_mark_done(const char *run_dir, long long step, Comm *world, bool last) {
+    char path[PATH_LENGTH];
     bool first = !world || world->rank == 0;
-    char path[PATH_LENGTH], who[32];
     int failed_rank, error = agree_on_error(first ? create_done_file(run_dir, step) : 0, world, &failed_rank);
-    if (!error) { return; }
     done_path(path, run_dir, step);
-    if (last) {
-        await_failed_rank(who, failed_rank, world);
-        run_error("%scould not create '%s': %s; the checkpoint of that step is whole: %s, then resume with -y 1", who,
-                  path, strerror(error), save_advice(error));
-    }
-    if (first) {
-        fprintf(stderr, "train_gpt2: warning: could not create '%s': %s; the checkpoint of that step is whole\n", path,
-                strerror(error));
-    }
+    if (error) { report_failure("create", path, "the checkpoint of that step is", error, failed_rank, world, last); }
+}
+
+// Creates DONE_NNNNNNNN of a run's last checkpoint, if a kill came between the two. pending: the step whose file
+// checkpoint_mark_done will create; -1: none.
+static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
+    long long step = checkpoint_latest(run_dir);
+    if (step >= 0 && step != pending) { checkpoint_mark_done(run_dir, step, NULL, true); }
 }
 
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
@@ -371,24 +348,6 @@ static inline int checkpoint_rename(const char *aside, const char *folder, const
     return error;
 }
 
-// Reports a save that failed. The last save of a run has no retry, so the run stops.
-static inline void checkpoint_save_failed(const char *folder, int error, int failed_rank, Comm *world, bool last) {
-    char who[32] = "";
-    if (last) {
-        await_failed_rank(who, failed_rank, world);
-        run_error("%scould not save checkpoint '%s': %s; the checkpoints before it are whole: %s, then resume with "
-                  "-y 1",
-                  who, folder, strerror(error), save_advice(error));
-    }
-    if (world && world->rank > 0) { return; }
-    if (world && world->size > 1) { snprintf(who, sizeof who, "rank %d ", failed_rank); }
-    fflush(stdout);
-    fprintf(stderr,
-            "train_gpt2: warning: %scould not save checkpoint '%s': %s; the checkpoints before it are whole, and the "
-            "run goes on: %s before the next save\n",
-            who, folder, strerror(error), save_advice(error));
-}
-
 // Saves RUN/name. All ranks call it. crcs: output, the CRC32C of tensor_files. False after a failure: the earlier
 // checkpoints are whole, and rank 0 has printed a warning. last: a failure stops the run with exit 1.
 static inline bool checkpoint_save(const char *run_dir, const char *name, const ModelState *s, const cJSON *state,
@@ -406,7 +365,9 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
     }
     if (error && first) { remove_folder(aside); }
     if (error && s->world) { comm_barrier(s->world); }  // the exit of a rank must not end rank 0 before the deletion
-    if (error) { checkpoint_save_failed(folder, error, failed_rank, s->world, last); }
+    if (error) {
+        report_failure("save checkpoint", folder, "the checkpoints before it are", error, failed_rank, s->world, last);
+    }
     for (int i = 0; i < 2 && !error; i++) { crcs[i] = crc32c_total(&sums[i]); }
     return !error;
 }
@@ -433,20 +394,17 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     int count = checkpoint_list(run, &steps);
     for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run, steps[i]); }
     free(steps);
-    if (!*before) {
-        input_error(
-            "checkpoint '%s' is damaged: %s; there is none before it: copy it again, begin a new run from other "
-            "weights with -e and another -o, or delete %s/" MANIFEST " if you changed the file",
-            folder, why, folder);
+    char remedy[4 * PATH_LENGTH] = "there is none before it: copy it again, or begin a new run from other weights with "
+                                   "-e and another -o";
+    if (*before && resumes) {
+        snprintf(remedy, sizeof remedy,
+                 "`mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', the checkpoint before it", folder,
+                 folder, run_dir, before);
+    } else if (*before) {
+        snprintf(remedy, sizeof remedy, "give -e %s, the checkpoint before it", before);
     }
-    if (resumes) {
-        input_error("checkpoint '%s' is damaged: %s; `mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', "
-                    "the checkpoint before it; or delete %s/" MANIFEST " if you changed the file",
-                    folder, why, folder, folder, run_dir, before, folder);
-    }
-    input_error("-e: checkpoint '%s' is damaged: %s; give -e %s, the checkpoint before it, or delete %s/" MANIFEST
-                " if you changed the file",
-                folder, why, before, folder);
+    input_error("%scheckpoint '%s' is damaged: %s; %s; or delete %s/" MANIFEST " if you changed the file",
+                resumes ? "" : "-e: ", folder, why, remedy, folder);
 }
 
 // Fills this rank's state from a checkpoint folder; `model` is the open model.safetensors. Where the file has rounded

@@ -21,59 +21,35 @@ UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/shapes/params.h"
 
-// Adds the ids with which a text begins and ends. tokenizer NULL: end-of-text is GPT-2's, or the last token.
-static inline void add_special_ids(cJSON *json, const Tokenizer *tokenizer, int vocab_size) {
-    int last = (int)(vocab_size > GPT2_VOCAB ? GPT2_VOCAB : vocab_size) - 1;
-    int end_of_text = tokenizer ? tokenizer->end_of_text : last;
-    bool bytes = tokenizer && !tokenizer->merges;
-    cJSON_AddNumberToObject(json, "bos_token_id", end_of_text);
-    cJSON_AddItemToObject(json, "eos_token_id", bytes ? cJSON_CreateNull() : cJSON_CreateNumber(end_of_text));
+// A JSON object from its text, written as by printf with ' for every quote. The caller deletes it.
+__attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    for (char *quote = text; (quote = strchr(quote, '\'')) != NULL;) { *quote = '"'; }
+    return cJSON_Parse(text);
 }
 
-static inline cJSON *config_json(const GPT2Config *c, const Tokenizer *tokenizer) {
-    cJSON *json = cJSON_Parse("{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}");
-    const struct {
-        const char *key;
-        int value;
-    } numbers[] = {{"vocab_size", c->vocab_size}, {"n_positions", c->max_seq_len}, {"n_ctx", c->max_seq_len},
-                   {"n_embd", c->channels},       {"n_layer", c->num_layers},      {"n_head", c->num_heads}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        cJSON_AddNumberToObject(json, numbers[i].key, numbers[i].value);
-    }
-    add_special_ids(json, tokenizer, c->vocab_size);
-    cJSON_AddStringToObject(json, "activation_function", "gelu_new");
-    cJSON_AddNumberToObject(json, "layer_norm_epsilon", 1e-5);
-    const char *const no_dropout[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
-    for (int i = 0; i < 3; i++) { cJSON_AddNumberToObject(json, no_dropout[i], 0); }
-    cJSON_AddStringToObject(json, "torch_dtype", DT_FLOATX == DT_BF16 ? "bfloat16" : "float32");
-    return json;
-}
-
-static inline cJSON *tokenizer_config_json(const GPT2Config *c, const Tokenizer *tokenizer) {
-    cJSON *json = cJSON_CreateObject();
-    const char *const special[] = {"bos_token", "eos_token", "unk_token"};
-    bool bytes = !tokenizer->merges;
-    cJSON_AddStringToObject(json, "tokenizer_class", bytes ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
+static inline cJSON *tokenizer_config_json(const GPT2Config *c, bool bytes) {
+    static const char end[] = TOKENIZER_END_OF_TEXT;
+    // clean_up_tokenization_spaces would remove the space before a full stop
+    cJSON *json = bytes ? json_of("{'tokenizer_class':'PreTrainedTokenizerFast','clean_up_tokenization_spaces':false,"
+                                  "'eos_token':'<0xFF>','pad_token':'<0xFF>','split_special_tokens':true}")
+                        : json_of("{'tokenizer_class':'GPT2Tokenizer','clean_up_tokenization_spaces':false,"
+                                  "'add_prefix_space':false,'bos_token':'%s','eos_token':'%s','unk_token':'%s'}",
+                                  end, end, end);
     cJSON_AddNumberToObject(json, "model_max_length", c->max_seq_len);
     cJSON_AddStringToObject(json, "chat_template", bytes ? CHAT_TEMPLATE_OF_BYTES : CHAT_TEMPLATE);
-    cJSON_AddFalseToObject(json, "clean_up_tokenization_spaces");  // would remove the space before a full stop
-    if (bytes) {
-        cJSON_AddStringToObject(json, "eos_token", "<0xFF>");
-        cJSON_AddStringToObject(json, "pad_token", "<0xFF>");
-        cJSON_AddTrueToObject(json, "split_special_tokens");
-        return json;
-    }
-    cJSON_AddFalseToObject(json, "add_prefix_space");
-    for (int i = 0; i < 3; i++) { cJSON_AddStringToObject(json, special[i], TOKENIZER_END_OF_TEXT); }
     return json;
 }
 
 // tokenizer.json of the tokenizer of bytes
 static inline cJSON *byte_tokenizer_json(void) {
-    cJSON *json = cJSON_Parse(
-        "{\"version\":\"1.0\",\"added_tokens\":[],"
-        "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},"
-        "\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{},\"merges\":[]}}");
+    cJSON *json = json_of("{'version':'1.0','added_tokens':[],"
+                          "'decoder':{'type':'Sequence','decoders':[{'type':'ByteFallback'},{'type':'Fuse'}]},"
+                          "'model':{'type':'BPE','byte_fallback':true,'vocab':{},'merges':[]}}");
     cJSON *vocab = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "model"), "vocab");
     for (int byte = 0; byte < 256; byte++) {
         char name[8];
@@ -92,17 +68,30 @@ static inline int write_and_delete(const char *folder, const char *name, cJSON *
     return error;
 }
 
-// Writes a model's small files, with those of its tokenizer unless it is NULL. Returns 0 or an errno.
+// Writes a model's small files, with those of its tokenizer unless it is NULL: then end-of-text is GPT-2's, or the last
+// token. Returns 0 or an errno.
 static inline int hugging_face_write(const char *folder, const GPT2Config *c, const Tokenizer *tokenizer) {
-    char path[PATH_LENGTH];
-    cJSON *generation = cJSON_CreateObject();
-    add_special_ids(generation, tokenizer, c->vocab_size);
-    int error = write_and_delete(folder, "generation_config.json", generation);
-    if (!error) { error = write_and_delete(folder, "config.json", config_json(c, tokenizer)); }
+    char path[PATH_LENGTH], eos[16] = "null";
+    bool bytes = tokenizer && !tokenizer->merges;
+    int last = (int)(c->vocab_size > GPT2_VOCAB ? GPT2_VOCAB : c->vocab_size) - 1;
+    int bos = tokenizer ? tokenizer->end_of_text : last;
+    if (!bytes) { snprintf(eos, sizeof eos, "%d", bos); }
+    int error =
+        write_and_delete(folder, "generation_config.json", json_of("{'bos_token_id':%d,'eos_token_id':%s}", bos, eos));
+    if (!error) {
+        error = write_and_delete(
+            folder, "config.json",
+            json_of("{'model_type':'gpt2','architectures':['GPT2LMHeadModel'],'vocab_size':%d,'n_positions':%d,"
+                    "'n_ctx':%d,'n_embd':%d,'n_layer':%d,'n_head':%d,'bos_token_id':%d,'eos_token_id':%s,"
+                    "'activation_function':'gelu_new','layer_norm_epsilon':1e-5,'attn_pdrop':0,'embd_pdrop':0,"
+                    "'resid_pdrop':0,'torch_dtype':'%s'}",
+                    c->vocab_size, c->max_seq_len, c->max_seq_len, c->channels, c->num_layers, c->num_heads, bos, eos,
+                    DT_FLOATX == DT_BF16 ? "bfloat16" : "float32"));
+    }
     if (error || !tokenizer) { return error; }
-    error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, tokenizer));
+    error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, bytes));
     if (error) { return error; }
-    if (!tokenizer->merges) { return write_and_delete(folder, "tokenizer.json", byte_tokenizer_json()); }
+    if (bytes) { return write_and_delete(folder, "tokenizer.json", byte_tokenizer_json()); }
     format_path(path, "%s/vocab.json", folder);
     error = tokenizer_write_vocab(tokenizer, path);
     format_path(path, "%s/merges.txt", folder);

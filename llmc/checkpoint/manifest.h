@@ -77,47 +77,48 @@ static inline int manifest_write(const char *folder, const char *const *names, c
     return error;
 }
 
-// Compares the files of a folder with its manifest; `except`, or NULL, is not read. Returns 0 (also without a
-// manifest), EBADMSG for a difference, or the errno of a file that could not be read. why (size bytes): what is wrong,
-// in words that follow the name of the folder.
-static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
+// Compares a file with its entry. Returns 0, EBADMSG for a difference, or the errno of a file that could not be read.
+// why (size bytes): what is wrong, in words that follow the name of the folder.
+static inline int manifest_compare(const char *folder, const cJSON *entry, char *why, size_t size) {
     char path[PATH_LENGTH], crc[16];
+    Crc32cSum own = {0, 0};
+    const char *name = entry->string, *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
+    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
+    if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
+        snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
+        return EBADMSG;
+    }
+    format_path(path, "%s/%.300s", folder, name);
+    int error = file_sum(path, &own);
+    if (error) {
+        snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
+        return error;
+    }
+    snprintf(crc, sizeof crc, "%08x", crc32c_total(&own));
+    if ((double)own.bytes == bytes->valuedouble && strcmp(crc, sum) == 0) { return 0; }
+    snprintf(why, size, "%.100s has %" PRIu64 " bytes and CRC32C %s, expected %.0f and %.8s", name, own.bytes, crc,
+             bytes->valuedouble, sum);
+    return EBADMSG;
+}
+
+// Compares the files of a folder with its manifest, if it has one; `except`, or NULL, is not read. Returns and `why` as
+// of manifest_compare, for the first file that differs.
+static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
+    char path[PATH_LENGTH];
     Crc32cSum own;
     format_path(path, "%s/" MANIFEST, folder);
     int error = file_sum(path, &own);
     if (error == ENOENT) { return 0; }
     cJSON *json = error ? NULL : try_read_json(path), *entry;
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files");
-    if (error) {
-        snprintf(why, size, MANIFEST " could not be read: %s", strerror(error));
-    } else if (!cJSON_IsObject(files)) {
-        snprintf(why, size, MANIFEST " could not be read, or lists no files");
-        error = EBADMSG;
+    if (!cJSON_IsObject(files)) {
+        snprintf(why, size, MANIFEST " could not be read: %s", error ? strerror(error) : "it lists no files");
+        error = error ? error : EBADMSG;
     }
     cJSON_ArrayForEach(entry, files) {
-        const char *name = entry->string;
-        const char *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
-        const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
-        if (error || (except && strcmp(name, except) == 0)) { continue; }
-        if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
-            snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
-            error = EBADMSG;
-            continue;
+        if (!error && (!except || strcmp(entry->string, except) != 0)) {
+            error = manifest_compare(folder, entry, why, size);
         }
-        format_path(path, "%s/%.300s", folder, name);
-        error = file_sum(path, &own);
-        if (error) {
-            snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
-            continue;
-        }
-        snprintf(crc, sizeof crc, "%08x", crc32c_total(&own));
-        bool same_size = (double)own.bytes == bytes->valuedouble;
-        if (!same_size) {
-            snprintf(why, size, "%.100s has %" PRIu64 " bytes, expected %.0f", name, own.bytes, bytes->valuedouble);
-        } else if (strcmp(crc, sum) != 0) {
-            snprintf(why, size, "%.100s has CRC32C %s, expected %.8s", name, crc, sum);
-        }
-        error = same_size && strcmp(crc, sum) == 0 ? 0 : EBADMSG;
     }
     cJSON_Delete(json);
     return error;

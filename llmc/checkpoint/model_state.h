@@ -250,7 +250,6 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     memset(&w, 0, sizeof w);
     if (first) {
         w = safetensors_create(path, false);
-        w.shared = s->world && s->world->size > 1;
         families_begin(&w, families, count, s);
     }
     int error = agree_on_error(w.error, s->world, failed_rank);
@@ -464,34 +463,24 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
 
 // ---- a model's tensors for other programs: GGUF's, or those of llm.c's file
 
-// Writes a tensor in (out, in) order as F32, F16 or BF16, some rows at a time: exact for numbers of that type or of a
-// narrower one. Stops at a number that is not finite, and deletes the unfinished file. layout: of one rank
+// Writes a tensor in (out, in) order as F32, F16 or BF16: exact for numbers of that type or of a narrower one. layout:
+// of one rank
 static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
                                 DType dtype) {
+    enum { MAX_ELEMENTS = 4 * CHUNK_ELEMENTS };  // fewer of a transposed tensor would make short reads
     const StoredTensor stored = stored_tensor(model, "", id, layer);
-    const SafeTensors *file = &model->file;
-    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config), size = dtype_size(dtype);
-    size_t max_rows = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
-    for (size_t row = 0; row < rows && !out->error; row += n) {
-        n = rows - row < max_rows ? rows - row : max_rows;
-        ParamRange range = {row * cols, n * cols, 0, 0};
+    size_t count = param_used_rows(id, &model->config) * param_cols(id, &model->config), size = dtype_size(dtype), n;
+    for (size_t done = 0; done < count && !out->error; done += n) {
+        n = count - done < MAX_ELEMENTS ? count - done : (size_t)MAX_ELEMENTS;
+        const ParamRange range = {done, n, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
-        unsigned char *bytes = (unsigned char *)xmalloc(range.count * size);
-        for (size_t i = 0; i < range.count; i++) {
+        unsigned char *bytes = (unsigned char *)xmalloc(n * size);
+        for (size_t i = 0; i < n; i++) {
             float f = (float)numbers[i];
-            if (!isfinite(f)) {
-                size_t r = row + i / cols, c = i % cols;
-                part_discard(out);
-                input_error("-e: tensor %s of '%s', element %zu, is %g as F32, expected a finite number; give another "
-                            "model",
-                            stored.tensor->name,
-                            file->num_shards > 0 ? file->shards[stored.tensor->shard].path : file->path,
-                            stored.transposed ? c * rows + r : r * cols + c, (double)numbers[i]);
-            }
             uint16_t half = dtype == DT_F16 ? float_to_f16(f) : float_to_bf16(f).bits;
             memcpy(bytes + i * size, dtype == DT_F32 ? (const void *)&f : &half, size);
         }
-        part_put(out, bytes, range.count * size);
+        part_put(out, bytes, n * size);
         free(bytes);
         free(numbers);
     }

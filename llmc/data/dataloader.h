@@ -72,7 +72,7 @@ static inline bool token_path_is_shard(const char *path) { return has_ending(pat
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
                                          int *vocab_size) {
     uint32_t header[TOKEN_HEADER_INTS];
-    if (file_kind(path)->id != FILE_TOKENS) {
+    if (file_kind(path) != FILE_TOKENS) {
         refuse_kind(flag, path,
                     "a token shard of llm.c or --tokenize, as its name ends in .bin (rename it if it is text)");
     }

@@ -172,18 +172,12 @@ static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
     memset(e, 0, sizeof *e);
 }
 
-// Encodes the first `length` bytes of the text (bytes), a pre-token, through the cache. Returns the number of tokens.
+// Encodes a pre-token through the cache. Returns the number of tokens.
 static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t length,
-                                             size_t bytes, int *tokens) {
+                                             int *tokens) {
     if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, e, text, length, tokens); }
     uint64_t key[2] = {0, 0};
-    if (bytes < TOKENIZER_CACHED_BYTES) {
-        memcpy(key, text, length);
-    } else {
-        memcpy(key, text, TOKENIZER_CACHED_BYTES);  // a copy of constant size is two loads
-        if (length <= 8) { key[1] = 0; }
-        key[length > 8] &= UINT64_MAX >> (64 - 8 * (length > 8 ? length - 8 : length));
-    }
+    memcpy(key, text, length);
     uint64_t hash = (key[0] ^ key[1] * 0xFF51AFD7ED558CCDull) * 0x9E3779B97F4A7C15ull;
     TokenizerCached *entry = &e->cache[hash >> (64 - TOKENIZER_CACHE_BITS)];
     if (entry->length == length && entry->key[0] == key[0] && entry->key[1] == key[1]) {
@@ -388,49 +382,35 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     return t;
 }
 
-// the vocabulary size in the header; stops unless the header is sound
-static inline int tokenizer_bin_vocab(const char *path, const char *data, size_t bytes) {
-    int32_t header[TOKENIZER_BIN_HEADER];
-    if (bytes < sizeof header) {
-        input_error("%s: cut short at %zu bytes, inside its header of %zu; download it again", path, bytes,
-                    sizeof header);
-    }
-    memcpy(header, data, sizeof header);
-    int version = header[1], vocab = header[2];
-    if (version != 1 && version != 2) {
-        input_error("%s: found version %d of llm.c's tokenizer file; expected 1 or 2, so write it again with llm.c",
-                    path, version);
-    }
-    if (vocab < 257 || vocab > TOKENIZER_MAX_VOCAB) {
-        input_error("%s: found a vocabulary of %d; expected 257 to %d, as in GPT-2's file (50257)", path, vocab,
-                    TOKENIZER_MAX_VOCAB);
-    }
-    if (version == 2 && header[3] != vocab - 1) {
-        input_error("%s: found %d as the id of end-of-text; expected the last one, %d, as in GPT-2's file", path,
-                    header[3], vocab - 1);
-    }
-    return vocab;
-}
-
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
-    int vocab = tokenizer_bin_vocab(path, data, bytes);
+    int32_t header[TOKENIZER_BIN_HEADER] = {0};
+    memcpy(header, data, bytes < sizeof header ? bytes : sizeof header);
+    int version = header[1], vocab = header[2];
+    bool sound =
+        vocab > 256 && vocab <= TOKENIZER_MAX_VOCAB && (version == 1 || (version == 2 && header[3] == vocab - 1));
+    if (bytes < sizeof header || !sound) {
+        input_error("%s: found version %d, %d tokens and %d as end-of-text in %zu bytes; expected llm.c's tokenizer "
+                    "file, of version 1 or 2, 257 to %d tokens, end-of-text the last; download it again",
+                    path, version, vocab, header[3], bytes, TOKENIZER_MAX_VOCAB);
+    }
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
     TokenizerEncoder m = {NULL, NULL, NULL, NULL, 0, 0, NULL};
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t), length;
     for (int id = 0; id < vocab; id++, at += 1 + length) {
-        length = at < bytes ? (uint8_t)data[at] : 0;
-        if (at >= bytes || length > bytes - at - 1) {
-            input_error("%s: cut short in token %d of %d; download it again", path, id, vocab);
-        }
         const char *token = data + at + 1;
-        if (id < 256) {
-            if (length != 1 || memchr(t.bytes, *token, (size_t)id)) {
-                input_error("%s: token %d is not a byte of its own; expected GPT-2's file", path, id);
-            }
-            tokenizer_append_byte(&t, (uint8_t)*token);
-        } else if (id < vocab - 1 && !tokenizer_append_merge(&t, &m, token, length)) {
-            input_error("%s: token %d does not join two tokens before it into a new one; expected GPT-2's file", path,
-                        id);
+        length = at < bytes ? (uint8_t)data[at] : 0;
+        bool good = at < bytes && length <= bytes - at - 1;
+        if (good && id < 256) {
+            good = length == 1 && !memchr(t.bytes, *token, (size_t)id);
+            if (good) { tokenizer_append_byte(&t, (uint8_t)*token); }
+        } else if (good && id < vocab - 1) {
+            good = tokenizer_append_merge(&t, &m, token, length) > 0;
+        }
+        if (!good) {
+            input_error(
+                "%s: token %d of %d is cut short, or neither a new byte nor joins two tokens before it; expected "
+                "GPT-2's file, so download it again",
+                path, id, vocab);
         }
     }
     if (at != bytes) { input_error("%s: found %zu bytes after the last token; expected none", path, bytes - at); }
@@ -453,20 +433,18 @@ static inline Tokenizer tokenizer_bytes(void) {
 static inline Tokenizer tokenizer_load(const char *path) {
     size_t bytes;
     char *data = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
-    if (!data && errno == EFBIG) {
-        input_error("%s: larger than %d bytes; expected GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin", path,
-                    TOKENIZER_MAX_FILE);
+    if (!data) {
+        input_error("%s: could not read the tokenizer's file (%s); expected GPT-2's vocab.bpe, merges.txt or "
+                    "gpt2_tokenizer.bin, of at most %d bytes",
+                    path, strerror(errno), TOKENIZER_MAX_FILE);
     }
-    if (!data) { input_error("%s: could not read the tokenizer's file (%s); check the path", path, strerror(errno)); }
     int32_t magic = 0;
     memcpy(&magic, data, bytes < sizeof magic ? bytes : sizeof magic);
-    int is_bin = magic == TOKENIZER_BIN_MAGIC;
-    if (!is_bin && memchr(data, 0, bytes)) {
-        input_error("%s: neither text nor llm.c's tokenizer file (magic %d, found %d); expected GPT-2's vocab.bpe, "
-                    "merges.txt or gpt2_tokenizer.bin",
-                    path, TOKENIZER_BIN_MAGIC, magic);
+    if (magic != TOKENIZER_BIN_MAGIC && memchr(data, 0, bytes)) {
+        refuse_kind("--tokenizer", path, "GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin");
     }
-    Tokenizer t = is_bin ? tokenizer_parse_bin(path, data, bytes) : tokenizer_parse_merges(path, data, bytes);
+    Tokenizer t = magic == TOKENIZER_BIN_MAGIC ? tokenizer_parse_bin(path, data, bytes)
+                                               : tokenizer_parse_merges(path, data, bytes);
     free(data);
     return t;
 }
@@ -488,7 +466,7 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
     if (!e->cache) { e->cache = (TokenizerCached *)xcalloc((size_t)1 << TOKENIZER_CACHE_BITS, sizeof *e->cache); }
     for (size_t at = 0, length; at < bytes; at += length) {
         length = tokenizer_pretoken_length(text + at, bytes - at);
-        count += tokenizer_encode_cached(t, e, text + at, length, bytes - at, tokens + count);
+        count += tokenizer_encode_cached(t, e, text + at, length, tokens + count);
     }
     return count;
 }

@@ -255,7 +255,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
     memset(f, 0, sizeof *f);
     f->args = a;
     f->has_tokenizer = find_tokenizer(&f->tokenizer, a, c->vocab_size);
-    if (file_kind(a->eval)->id == FILE_HELLASWAG) {
+    if (file_kind(a->eval) == FILE_HELLASWAG) {
         f->hellaswag = hellaswag_read_bin("--eval", a->eval, a->T, c->vocab_size);
     } else if (token_path_is_shard(a->eval)) {
         f->shards = token_files_open("--eval", a->eval);

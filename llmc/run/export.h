@@ -124,8 +124,8 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model) {
 // ---- the mode
 
 // Opens -o.part, which gets the name -o when it is whole. -o may be new, or a file of the same format.
-static inline PartFile export_open(const TrainArgs *a, FileKindId kind) {
-    if (access(a->run_dir, F_OK) == 0 && file_kind(a->run_dir)->id != kind) {
+static inline PartFile export_open(const TrainArgs *a, int kind) {
+    if (access(a->run_dir, F_OK) == 0 && file_kind(a->run_dir) != kind) {
         input_error("-o %s exists and is no %s, expected the name of a new file; give another name", a->run_dir,
                     kind == FILE_GGUF ? "GGUF file" : "model file of llm.c");
     }
