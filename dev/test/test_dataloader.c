@@ -101,9 +101,9 @@ TEST(test_what_is_not_a_file) {
     static const char *const cases[][2] = {{"missing.txt", "missing.txt"},
                                            {"missing*.bin", "no file matches"},
                                            {"empty.txt", "empty.txt is empty"},
-                                           {"folder", "folder is a directory"},
-                                           {"folder.bin", "folder.bin is a directory"},
-                                           {"fifo.txt", "fifo.txt is a device or a pipe"},
+                                           {"folder", "folder: it is a folder, a device or a pipe"},
+                                           {"folder.bin", "folder.bin: it is a folder"},
+                                           {"fifo.txt", "fifo.txt: it is a folder"},
                                            {"dangling.txt", "could not open"},
                                            {"mixed_*", "matches token shards and text alike"},
                                            {"mixed_*", "mixed_b.txt"},
@@ -112,7 +112,7 @@ TEST(test_what_is_not_a_file) {
         assert_refused(temp_path(cases[i][0]), cases[i][1]);
     }
     assert_refused("", "no file matches ''");
-    assert_refused("/dev/zero", "/dev/zero is a device or a pipe");
+    assert_refused("/dev/zero", "/dev/zero: it is a folder, a device or a pipe");
 }
 
 TEST(test_kinds) {

@@ -44,11 +44,9 @@ report "the other forms of it" "$(
     written model several 5
     written model model.bin
     written model model_bf16.bin bf16
-    mkdir llmc && cp model.bin llmc/model_00000010.bin && : >llmc/DONE_00000010
-    head -c 5000 model.bin >llmc/model_00000020.bin # llm.c writes DONE_00000020 after the model
     cp -r model renamed && mv renamed/model.safetensors renamed/other.safetensors
 )"
-for form in several several/model.safetensors.index.json model.bin llmc renamed/other.safetensors; do
+for form in several several/model.safetensors.index.json model.bin renamed/other.safetensors; do
     report "-e $form is the same model" "$(
         run 0 "${still[@]}" -e "$form" -o "from_${form//\//_}"
         cmp "from_${form//\//_}/step_00000001/model.safetensors" from_model/step_00000001/model.safetensors 2>&1
@@ -110,7 +108,7 @@ refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
 refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
 refused "a model without config.json" "put a config.json with n_head" -e bare -t 16
 refused "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
-refused "a run of llm.c that has not finished a model" "model_*.bin and DONE_*" -e unfinished -t 16
+refused "a run directory of llm.c" "give llm.c's model_*.bin itself" -e unfinished -t 16
 refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
 refused "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16
 refused "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17

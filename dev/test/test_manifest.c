@@ -123,11 +123,11 @@ TEST(test_damage) {
     } cases[] = {{cut, "b.bin has 9 bytes and CRC32C "},
                  {lengthen, "empty has 1 bytes and CRC32C 527d5351, expected 0 and 00000000"},
                  {delete_file, "b.bin could not be read: No such file"},
-                 {make_it_a_folder, "b.bin could not be read: Invalid argument"},
-                 {make_it_a_pipe, "b.bin could not be read: Invalid argument"},
+                 {make_it_a_folder, "b.bin could not be read: it is a folder, a device"},
+                 {make_it_a_pipe, "b.bin could not be read: it is a folder, a device"},
                  {cut_manifest, MANIFEST " could not be read: it lists no files"},
                  {empty_manifest, MANIFEST " could not be read: it lists no files"},
-                 {make_manifest_a_pipe, MANIFEST " could not be read: Invalid argument"}};
+                 {make_manifest_a_pipe, MANIFEST " could not be read: it is a folder, a device"}};
     for (size_t i = 0; i < LEN(cases); i++) {
         cases[i].damage();
         assert_damaged(cases[i].says);
@@ -165,7 +165,7 @@ TEST(test_hostile) {
         {"{\"files\":{\"a.txt\":{\"bytes\":\"5\",\"crc32c\":\"0\"}}}", "an entry of another program"},
         {"{\"files\":{\"a.txt\":{\"bytes\":5}}}", "an entry of another program"},
         {"{\"files\":{\"a.txt\":\"0\"}}", "an entry of another program"},
-        {"{\"files\":{\"\":{\"bytes\":5,\"crc32c\":\"0\"}}}", "could not be read: Invalid argument"},
+        {"{\"files\":{\"\":{\"bytes\":5,\"crc32c\":\"0\"}}}", "could not be read: it is a folder, a device"},
         {"{\"files\":{\"a.txt\":{\"bytes\":5,\"crc32c\":\"0123456789abcdef\"}}}", "expected 5 and 01234567"},
         {"{\"files\":[\"a.txt\"]}", "lists no files"},
         {"{\"name\":\"a model\"}", "lists no files"}};

@@ -263,7 +263,7 @@ TEST(test_bad_index) {
         {"h.1.ln_2.bias", "\"../stolen.safetensors\"", "expected a file in the folder of the index"},
         {"h.1.ln_2.bias", "\"/etc/passwd\"", "expected a file in the folder of the index"},
         {"h.1.ln_2.bias", "\"..\"", "expected a file in the folder of the index"},
-        {"h.1.ln_2.bias", "\".\"", "is a folder, a device or a pipe"},
+        {"h.1.ln_2.bias", "\".\"", "could not be opened: it is a folder"},
         {"h.1.ln_2.bias", "\"config.json\"", "config.json' "},
         {"h.1.ln_2.bias", "7", "has 'no string' for tensor h.1.ln_2.bias"},
         {"h.1.ln_2.bias", NULL, "has no tensor h.1.ln_2.bias"},
@@ -721,26 +721,6 @@ static void assert_source(const char *word, const char *file) {
     model_close(&source.weights);
 }
 
-// a run directory of llm.c stands for its last finished model
-TEST(test_run_directory_of_llmc) {
-    const char *run = new_folder("log124M");
-    const Layout l = usual();
-    write_config(run, "", "");
-    static const char *const files[] = {"model_00000005.bin", "model_00000010.bin", "model_00000020.bin"};
-    assert_stops(2, "is a folder without model.safetensors", find_source, (void *)run);
-    for (int i = 0; i < 3; i++) { write_llmc(joined(run, files[i]), 3, 128); }
-    assert_stops(2, "llm.c's model_*.bin and DONE_*", find_source, (void *)run);
-    write_text(joined(run, "DONE_00000005"), "");
-    assert_source(run, joined(run, files[0]));
-    write_text(joined(run, "DONE_00000010"), "");
-    write_text(joined(run, "DONE_00000015"), "");      // its model is deleted
-    write_text(joined(run, "DONE_00000020.txt"), "");  // no mark of llm.c
-    assert_source(run, joined(run, files[1]));
-    assert_source(joined(run, files[2]), joined(run, files[2]));
-    cJSON_Delete(write_model(run, &l));  // Hugging Face's file comes first
-    assert_source(run, joined(run, "model.safetensors"));
-}
-
 TEST(test_folders) {
     const char *several = model_folder("two", layout_of(DT_F32, "", 2, false, false)), *pickled = new_folder("pickled");
     write_config(pickled, "", "");
@@ -749,6 +729,7 @@ TEST(test_folders) {
     write_text(joined(pickled, "pytorch_model.bin"), "PK\3\4 and so on");
     assert_stops(2, "for a pytorch_model.bin, give the folder", find_source, (void *)pickled);
     assert_stops(2, "is a zip archive or a file of PyTorch", find_source, (void *)joined(pickled, "pytorch_model.bin"));
+    assert_stops(2, "is a folder without model.safetensors", find_source, (void *)new_folder("empty"));
     assert_stops(2, "neither a shape", find_source, (void *)joined(pickled, "absent.bin"));
     assert_stops(2, "scripts/get_data.sh gpt2 fetches GPT-2 as models/gpt2", find_source,
                  (void *)joined(pickled, "gpt2-xl"));

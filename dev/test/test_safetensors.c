@@ -414,9 +414,9 @@ TEST(test_bad_files) {
         const char *path, *words;
     } cases[] = {
         {temp_path("no such file"), "could not be opened: No such file"},
-        {temp_dir(), "is a folder, a device or a pipe"},
-        {"/dev/null", "is a folder, a device or a pipe"},
-        {temp_path("pipe"), "is a folder, a device or a pipe"},
+        {temp_dir(), "could not be opened: it is a folder, a device or a pipe"},
+        {"/dev/null", "could not be opened: it is a folder, a device or a pipe"},
+        {temp_path("pipe"), "could not be opened: it is a folder, a device or a pipe"},
         {write_file("empty", "", 0), "could not be read"},
         {write_file("seven", "\2\0\0\0\0\0\0", 7), "could not be read"},
         {write_file("long", "\3\0\0\0\0\0\0\0{}", 10), "is 10 bytes long and says that its header has 3"},

@@ -394,23 +394,23 @@ static const struct {
     {"", "no merges"},
     {"#version: 0.2\n", "no merges"},
     {"#version: 0.2\na b\nab", "the last line does not end"},
-    {"#version: 0.2\na b\nabc\n", "line 3: 'abc' is not two symbols"},
-    {"a b\n\nc d\n", "line 2: '' is not two symbols"},
-    {"a b c\n", "line 1: 'a b c' is not two symbols"},
-    {"a  b\n", "line 1: 'a  b' is not two symbols"},
-    {" a\n", "line 1: ' a' is not two symbols"},
-    {" a b\n", "line 1: ' a b' is not two symbols"},
-    {"a \n", "line 1: 'a ' is not two symbols"},
-    {"a b\r\r\n", "line 1: 'a b?' is not two symbols"},
-    {"a b\n\r\n", "line 2: '' is not two symbols"},
+    {"#version: 0.2\na b\nabc\n", "line 3: 'abc' joins no two"},
+    {"a b\n\nc d\n", "line 2: '' joins no two"},
+    {"a b c\n", "line 1: 'a b c' joins no two"},
+    {"a  b\n", "line 1: 'a  b' joins no two"},
+    {" a\n", "line 1: ' a' joins no two"},
+    {" a b\n", "line 1: ' a b' joins no two"},
+    {"a \n", "line 1: 'a ' joins no two"},
+    {"a b\r\r\n", "line 1: 'a b?' joins no two"},
+    {"a b\n\r\n", "line 2: '' joins no two"},
     {"a b\r", "the last line does not end"},
-    {"a \xC2\xAD\n", "is not two symbols"},  // U+00AD is written as U+0143
-    {"a \xC5\x84\n", "is not two symbols"},  // U+0144: one past the last
-    {"a \xFF\n", "is not two symbols"},      // not UTF-8
-    {"a b\n#version: 0.2\n", "line 2: '#version: 0.2' does not join two tokens"},
-    {"a b\na b\n", "line 2: 'a b' does not join"},               // twice
-    {"a b\nb c\na bc\nab c\n", "line 3: 'a bc' does not join"},  // "a b" always comes first
-    {"ab c\na b\n", "line 1: 'ab c' does not join"},             // before its half
+    {"a \xC2\xAD\n", "joins no two"},  // U+00AD is written as U+0143
+    {"a \xC5\x84\n", "joins no two"},  // U+0144: one past the last
+    {"a \xFF\n", "joins no two"},      // not UTF-8
+    {"a b\n#version: 0.2\n", "line 2: '#version: 0.2' joins no two"},
+    {"a b\na b\n", "line 2: 'a b' joins no two"},               // twice
+    {"a b\nb c\na bc\nab c\n", "line 3: 'a bc' joins no two"},  // "a b" always comes first
+    {"ab c\na b\n", "line 1: 'ab c' joins no two"},             // before its half
 };
 
 TEST(test_broken_merges) {
@@ -619,21 +619,22 @@ TEST(test_tokenizer_json) {
         tokenizer_free(&t);
     }
     tokenizer_free(&small);
+    const char *other =
+        "expected a BPE with vocab and merges, without a normalizer, and ByteLevel with GPT-2's pattern";
     const struct {
         JsonFile file;
         const char *message;
     } bad[] = {
-        {{"WordPiece", NULL, NULL, NULL, NULL},
-         "found a model that is no BPE; expected what GPT-2's tokenizer.json has"},
-        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},
-        {{NULL, "null", NULL, NULL, NULL}, "another pre_tokenizer than ByteLevel"},
-        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL}, "another pre_tokenizer than"},
-        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL}, "another pre_tokenizer than"},
-        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, "found a normalizer"},
-        {{NULL, NULL, NULL, "{}", NULL}, "found no model with a vocab and merges"},
+        {{"WordPiece", NULL, NULL, NULL, NULL}, other},
+        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, other},
+        {{NULL, "null", NULL, NULL, NULL}, other},
+        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL}, other},
+        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL}, other},
+        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, other},
+        {{NULL, NULL, NULL, "{}", NULL}, other},
         {{NULL, NULL, NULL, "[\"a b\",7]", NULL}, "merge 2 is neither a string nor a pair of strings"},
         {{NULL, NULL, NULL, "[\"a b\",[\"a\"]]", NULL}, "merge 2 is neither a string nor a pair of strings"},
-        {{NULL, NULL, NULL, "[\"a b\",\"x y\",\"a b\"]", NULL}, "line 3: 'a b' does not join"},
+        {{NULL, NULL, NULL, "[\"a b\",\"x y\",\"a b\"]", NULL}, "line 3: 'a b' joins no two tokens"},
         {{NULL, NULL, NULL, "[\"a b\"]", NULL}, "has the id 261, which is another token in GPT-2's order"},
         {{NULL, NULL, NULL, NULL, "\"b\":7,"}, "the token 'b' has the id 7, which is another token"},
         {{NULL, NULL, NULL, NULL, "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
@@ -642,7 +643,7 @@ TEST(test_tokenizer_json) {
     assert_stops(2, "there is no such file", open_path, (void *)temp_path("absent.json"));
     const char list[] = "{\"model\":{\"vocab\":[0,1],\"merges\":[]}}";  // items of a list have no name
     const char *path = write_file("tokenizer.json", list, strlen(list));
-    assert_stops(2, "found no model with a vocab and merges", open_path, (void *)path);
+    assert_stops(2, other, open_path, (void *)path);
 }
 
 int main(void) { return run_all_tests("tokenizer"); }

@@ -20,12 +20,8 @@ defines: MANIFEST, file_sum, manifest_write, manifest_check
 static inline int file_sum(const char *path, Crc32cSum *file) {
     enum { PART = 1 << 22 };
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), error = 0;  // without O_NONBLOCK the open of a pipe hangs
+    int fd = open_regular(path, &info), error = 0;
     if (fd < 0) { return errno; }
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        return EINVAL;
-    }
     uint64_t bytes = (uint64_t)info.st_size;
     uint32_t sum = 0;
 #pragma omp parallel for schedule(dynamic) reduction(^ : sum) reduction(max : error) if (bytes > 2 * PART)
@@ -91,7 +87,7 @@ static inline int manifest_compare(const char *folder, const cJSON *entry, char 
     format_path(path, "%s/%.300s", folder, name);
     int error = file_sum(path, &own);
     if (error) {
-        snprintf(why, size, "%.100s could not be read: %s", name, strerror(error));
+        snprintf(why, size, "%.100s could not be read: %s", name, read_error(error));
         return error;
     }
     snprintf(crc, sizeof crc, "%08x", crc32c_total(&own));
@@ -112,7 +108,7 @@ static inline int manifest_check(const char *folder, const char *except, char *w
     cJSON *json = error ? NULL : try_read_json(path), *entry;
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files");
     if (!cJSON_IsObject(files)) {
-        snprintf(why, size, MANIFEST " could not be read: %s", error ? strerror(error) : "it lists no files");
+        snprintf(why, size, MANIFEST " could not be read: %s", error ? read_error(error) : "it lists no files");
         error = error ? error : EBADMSG;
     }
     cJSON_ArrayForEach(entry, files) {

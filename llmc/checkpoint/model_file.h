@@ -1,13 +1,13 @@
 /*
 A GPT-2 in files. Hugging Face's: the tensors in model.safetensors, or in several files that
 model.safetensors.index.json names; the shape of the model in config.json. llm.c's: one .bin file.
-defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, llmc_latest, ModelFile, model_find, model_transposed,
+defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, ModelFile, model_find, model_transposed,
          param_file_shape, model_tensor, model_weights_path, model_open, model_close
 
 Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in Hugging
 Face's files and (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding. A stored
 lm_head.weight is not read, as in transformers: config.json says that it is wte.weight.
-llm.c's file (gpt2_124M.bin, gpt2_124M_bf16.bin, or model_00000100.bin in a run directory of llm.c), little-endian:
+llm.c's file (gpt2_124M.bin, gpt2_124M_bf16.bin, or model_00000100.bin), little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
 Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. model_state.h writes
@@ -20,7 +20,6 @@ such a file.
 #include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
 #include "llmc/shapes/params.h"
-#include <dirent.h>
 
 // ---- llm.c's model file
 
@@ -55,8 +54,8 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     int32_t header[LLMC_HEADER_INTS];
     memset(&st, 0, sizeof st);
     st.path = xstrdup(path);
-    st.fd = open(path, O_RDONLY | O_CLOEXEC);
-    int error = st.fd < 0 || fstat(st.fd, &info) != 0 ? errno : read_exact(st.fd, header, sizeof header, 0);
+    st.fd = open_regular(path, &info);
+    int error = st.fd < 0 ? errno : read_exact(st.fd, header, sizeof header, 0);
     if (error) { input_error("'%s' could not be read: %s; copy it again", path, read_error(error)); }
     int Vp = llmc_check_header(c, header, path);
     DType dtype = header[1] == LLMC_BF16 ? DT_BF16 : DT_F32;
@@ -88,24 +87,6 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     }
     st_sort_by_name(&st);
     return st;
-}
-
-// The last step of a run directory of llm.c, model_00000100.bin with an empty DONE_00000100; -1: none.
-static inline long long llmc_latest(const char *folder) {
-    long long latest = -1;
-    DIR *dir = opendir(folder);
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        long long step;
-        int end = 0;
-        char path[PATH_LENGTH];
-        if (sscanf(entry->d_name, "DONE_%18lld%n", &step, &end) != 1 || entry->d_name[end] || step <= latest) {
-            continue;
-        }
-        format_path(path, "%s/model_%08lld.bin", folder, step);
-        if (access(path, F_OK) == 0) { latest = step; }
-    }
-    if (dir) { closedir(dir); }
-    return latest;
 }
 
 // ---- a model in either form

@@ -198,9 +198,8 @@ static inline SafeTensors safetensors_open(const char *path) {
     struct stat info;
     memset(&st, 0, sizeof st);
     st.path = xstrdup(path);
-    st.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
-    if (st.fd < 0 || fstat(st.fd, &info) != 0) { st_refuse(&st, "could not be opened: %s", strerror(errno)); }
-    if (!S_ISREG(info.st_mode)) { st_refuse(&st, "is a folder, a device or a pipe"); }
+    st.fd = open_regular(path, &info);
+    if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);

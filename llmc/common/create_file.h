@@ -1,7 +1,7 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
 defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_put,
-         part_put_at, part_close, part_discard, part_finish, read_error, read_exact, read_whole_file
+         part_put_at, part_close, part_discard, part_finish, read_error, open_regular, read_exact, read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.
@@ -113,9 +113,21 @@ static inline int part_finish(PartFile *f) {
 
 // ---- reading
 
-// the reason in words for an error of read_exact
+// the reason in words for an error of open_regular or read_exact
 static inline const char *read_error(int error) {
+    if (error == EINVAL) { return "it is a folder, a device or a pipe"; }
     return error == ENODATA ? "the file ends too early" : strerror(error);
+}
+
+// Opens a regular file to read, and fills *info. -1 and errno on failure, EINVAL if it is no regular file.
+static inline int open_regular(const char *path, struct stat *info) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
+    if (fd >= 0 && (fstat(fd, info) != 0 || !S_ISREG(info->st_mode))) {
+        close(fd);
+        errno = EINVAL;
+        fd = -1;
+    }
+    return fd;
 }
 
 // pread of exactly `bytes` bytes. Returns 0 or an errno, ENODATA at the end of the file.

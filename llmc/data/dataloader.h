@@ -95,14 +95,10 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
 
 // Fills *file but its path and first token, and *vocab_size; stops unless the file is regular, readable and not empty.
 static inline void token_file_open(TokenFile *file, const char *flag, const char *path, bool shard, int *vocab_size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
     struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        input_error("%s: could not open %s: %s; name a file that can be read", flag, path, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode)) {
-        input_error("%s: %s is %s, not a file; name files of text or tokens", flag, path,
-                    S_ISDIR(info.st_mode) ? "a directory" : "a device or a pipe");
+    int fd = open_regular(path, &info);
+    if (fd < 0) {
+        input_error("%s: could not open %s: %s; name files of text or tokens", flag, path, read_error(errno));
     }
     file->bytes = (uint64_t)info.st_size;
     file->modified = info.st_mtim;

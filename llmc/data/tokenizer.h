@@ -360,20 +360,16 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
         if (number == 1 && strncmp(line, "#version", 8) == 0) { continue; }
         int shown = length < 60 ? (int)length : 60;
         size_t joined_bytes = tokenizer_read_merge(&t, line, length, joined, &split);
-        if (joined_bytes == 0) {
-            input_error("%s line %zu: '%.*s' is not two symbols with one space between them, at most %d bytes "
-                        "together; give GPT-2's vocab.bpe or merges.txt",
-                        path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
-        }
         if (t.vocab_size == TOKENIZER_MAX_VOCAB - 1) {
             input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter "
                         "list",
                         path, number, TOKENIZER_MAX_VOCAB - 257, TOKENIZER_MAX_VOCAB);
         }
-        if (tokenizer_append_merge(&t, &m, joined, joined_bytes) != split) {
-            input_error("%s line %zu: '%.*s' does not join two tokens of the lines before it into a new one; use the "
-                        "file as it was published, in its order",
-                        path, number, shown, line);
+        if (joined_bytes == 0 || tokenizer_append_merge(&t, &m, joined, joined_bytes) != split) {
+            input_error(
+                "%s line %zu: '%.*s' joins no two tokens of the lines before it, with one space between them, into "
+                "a new one of at most %d bytes; give GPT-2's vocab.bpe or merges.txt, as it was published",
+                path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
         }
     }
     if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }

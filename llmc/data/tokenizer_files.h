@@ -80,25 +80,18 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 
 // ---- reading tokenizer.json
 
-// NULL if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with GPT-2's
-// pattern, a BPE. Otherwise the difference, in words that follow "found".
-static inline const char *tokenizer_json_error(const cJSON *json) {
+// True if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with GPT-2's
+// pattern, a BPE.
+static inline bool tokenizer_json_is_gpt2(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
     const char *split = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
-    if (type && strcmp(type, "BPE") != 0) { return "a model that is no BPE"; }
-    if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
-        !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
-        return "no model with a vocab and merges (beside a vocab.json, give the merges.txt)";
-    }
-    if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(json, "normalizer"))) { return "a normalizer"; }
-    if (!split || strcmp(split, "ByteLevel") != 0 ||
-        cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex")) ||
-        cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"))) {
-        return "another pre_tokenizer than ByteLevel with GPT-2's pattern and without a prefix space";
-    }
-    return NULL;
+    return (!type || strcmp(type, "BPE") == 0) && cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) &&
+           cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges")) &&
+           !cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(json, "normalizer")) && split &&
+           strcmp(split, "ByteLevel") == 0 && !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex")) &&
+           !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
 }
 
 // True if a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges.
@@ -117,7 +110,7 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
 // True if tokenizer_open can load a tokenizer.json.
 static inline bool tokenizer_json_is_known(const char *path) {
     cJSON *json = try_read_json(path);
-    bool known = json && (!tokenizer_json_error(json) || tokenizer_json_is_bytes(json));
+    bool known = json && (tokenizer_json_is_gpt2(json) || tokenizer_json_is_bytes(json));
     cJSON_Delete(json);
     return known;
 }
@@ -130,8 +123,12 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
         cJSON_Delete(json);
         return tokenizer_bytes();
     }
-    const char *error = tokenizer_json_error(json);
-    if (error) { input_error("%s: found %s; expected what GPT-2's tokenizer.json has", path, error); }
+    if (!tokenizer_json_is_gpt2(json)) {
+        input_error(
+            "%s: expected a BPE with vocab and merges, without a normalizer, and ByteLevel with GPT-2's pattern and "
+            "without a prefix space, as in GPT-2's tokenizer.json; beside a vocab.json, give the merges.txt",
+            path);
+    }
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     char *text = NULL, expected[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     size_t bytes;

@@ -21,8 +21,8 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
 
-// model = the file or folder of a model. A run directory, also one of llm.c, stands for its last checkpoint. Stops if a
-// folder has no model, or is a damaged checkpoint.
+// model = the file or folder of a model. A run directory stands for its last checkpoint. Stops if a folder has no
+// model, or is a damaged checkpoint.
 static inline void find_model(char *model, const char *word) {
     char weights[PATH_LENGTH], folder[PATH_LENGTH];
     if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
@@ -32,13 +32,9 @@ static inline void find_model(char *model, const char *word) {
     checkpoint_check(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
-    long long latest = llmc_latest(word);
-    if (latest < 0) {
-        input_error("-e %s is a folder without model.safetensors, its index, checkpoints, or llm.c's model_*.bin and "
-                    "DONE_*; for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
-                    word);
-    }
-    format_path(model, "%s/model_%08lld.bin", word, latest);
+    input_error("-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself; "
+                "for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
+                word);
 }
 
 // *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if

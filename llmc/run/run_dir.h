@@ -22,7 +22,7 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-// Stops if the directory holds a run of llm.c: a new run would empty its main.log and delete its DONE_ files.
+// Stops if the directory holds a run of llm.c: a new run would empty its main.log.
 static inline void check_no_llmc_run(const char *run_dir) {
     static const char *const patterns[] = {"model_[0-9]*[0-9].bin", "main.log", "DONE_[0-9]*[0-9]"};
     DIR *dir = opendir(run_dir);
