@@ -848,7 +848,7 @@ faults_data() {
         report "a data file is $how between runs: exit 2, named, and resumed" "$(
             run 2 "${shards[@]}" -o victim -y 1
             one_sentence
-            if [ $how = new ]; then says "$err" "x_4 is new"; else says "$err" "x_2 "; fi
+            if [ $how = new ]; then says "$err" "found x_4 of "; else says "$err" "x_2 "; fi
             cmp <(metrics victim) <(metrics expected_data) 2>&1 # nothing was deleted
             restore_data
             run 0 "${shards[@]}" -o victim -y 1
@@ -881,7 +881,7 @@ data_of_validation() {
     report "a file of -j is changed between runs: exit 2, named, and resumed" "$(
         run 2 "${validated[@]}" -x 60 -o victim -y 1
         one_sentence
-        says "$err" "-j data/x_2: the content of x_2 has changed"
+        says "$err" "-j data/x_2: found x_2 of 2000 bytes (hash "
         restore_data
         run 0 "${validated[@]}" -x 60 -o victim -y 1
         begun_at step_00000040
@@ -1138,7 +1138,7 @@ inputs_of_ranks() {
         change_data changed
         ranks 2 "${shards[@]}" -x 40 -o victim -y 1
         sentences 1
-        says "$err" "the content of x_2 has changed"
+        says "$err" "found x_2 of 2000 bytes (hash "
         cp -p data_whole/* data
         ranks 0 "${shards[@]}" -x 40 -o victim -y 1
         begun_at step_00000020

@@ -48,8 +48,11 @@ static GgufWriter write_small(const char *path) {
     memset(bytes, 7, sizeof bytes);
     gguf_key_string(&w, "name", "value");
     gguf_key_u32(&w, "number", 50256);
-    gguf_key_f32(&w, "real", 1e-5f);
-    gguf_key_bool(&w, "flag", true);
+    const float real_number = 1e-5f;
+    gguf_put_key(&w, "real", GGUF_VALUE_F32);
+    part_put(&w.out, &real_number, sizeof real_number);
+    gguf_put_key(&w, "flag", GGUF_VALUE_BOOL);
+    part_put(&w.out, "\1", 1);
     gguf_key_array(&w, "words", GGUF_VALUE_STRING, 2);
     gguf_put_string(&w, "one", 3);
     gguf_put_string(&w, "", 0);

@@ -86,7 +86,7 @@ mapfile -t ids < <(awk 'BEGIN { for (i = 0; i < 240; i++) print (i * 7919 + 5025
 write_shard good_0.bin 20240520 1 120 "${ids[@]:0:120}"
 write_shard good_1.bin 20240520 1 120 "${ids[@]:120}"
 write_shard promises.bin 20240520 1 121 "${ids[@]:0:120}"
-write_shard ids.bin 20240520 1 120 "${ids[@]:0:99}" 50257 "${ids[@]:0:20}"
+write_shard ids.bin 20240520 1 120 "${ids[@]/*/50257}"
 
 model=(-e l1h2c16)
 batch=(-b 2 -t 16 -d 64)
@@ -723,10 +723,10 @@ refused "-y 1 with another -e" "holds a model of another shape than -e l2h2c16" 
 refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
 refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
 refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
-refused "-y 1 with less data" "was trained on other data than -i short_text: text is missing" \
+refused "-y 1 with less data" "was trained on other data than -i short_text: found short_text of " \
     -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
-refused "-y 1 with other data of the same length" "other data than -i other_text: text is missing" \
+refused "-y 1 with other data of the same length" "other data than -i other_text: found other_text of " \
     -i other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with a -j that the run did not have" \
     "was trained without -j and this run has one: the training data differs" \

@@ -130,13 +130,12 @@ static inline void checkpoint_path(char *path, const char *run_dir, long long st
     format_path(path, "%s/step_%08lld", run_dir, step);
 }
 
-// the number in a name of the form prefix + "00000100" + suffix; -1 for any other name
-static inline long long step_of_name(const char *name, const char *prefix, const char *suffix) {
+// the number in a name of the form "step_00000100" + suffix; -1 for any other name
+static inline long long step_of_name(const char *name, const char *suffix) {
     long long step;
     char same[64];
-    size_t digits = strlen(prefix);
-    if (strncmp(name, prefix, digits) != 0 || sscanf(name + digits, "%18lld", &step) != 1 || step < 0) { return -1; }
-    snprintf(same, sizeof same, "%s%08lld%s", prefix, step, suffix);
+    if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
+    snprintf(same, sizeof same, "step_%08lld%s", step, suffix);
     return strcmp(name, same) == 0 ? step : -1;
 }
 
@@ -160,7 +159,7 @@ static inline void remove_unfinished(const char *run_dir) {
         const char *name = entry->d_name;
         format_path(path, "%s/%s", run_dir, name);
         if (fnmatch("mark_*.tmp", name, 0) == 0) { unlink(path); }
-        if (step_of_name(name, "step_", ".tmp") >= 0 || strcmp(name, "best.tmp") == 0) { remove_folder(path); }
+        if (step_of_name(name, ".tmp") >= 0 || strcmp(name, "best.tmp") == 0) { remove_folder(path); }
     }
     if (dir) { closedir(dir); }
 }
@@ -192,7 +191,7 @@ static inline int checkpoint_list(const char *run_dir, long long **steps) {
     if (!dir) { return errno == ENOENT || errno == ENOTDIR ? 0 : -1; }
     errno = 0;
     for (struct dirent *entry; (entry = readdir(dir)) != NULL; errno = 0) {
-        long long step = step_of_name(entry->d_name, "step_", "");
+        long long step = step_of_name(entry->d_name, "");
         if (step < 0) { continue; }
         *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
         int at = count++;
@@ -390,7 +389,7 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     }
     const char *slash = strrchr(folder, '/');
     folder_of(run, folder);
-    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "step_", "");
+    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "");
     int count = checkpoint_list(run, &steps);
     for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run, steps[i]); }
     free(steps);

@@ -1,7 +1,7 @@
 /*
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
-defines: GGUF_MAGIC, GGUF_VALUE_U32, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32,
-         gguf_key_bool, gguf_key_string, gguf_key_array, gguf_declare, gguf_begin, gguf_end_tensor, gguf_finish
+defines: GGUF_MAGIC, GGUF_VALUE_U32, GgufWriter, gguf_create, gguf_put_string, gguf_put_key, gguf_key_u32,
+         gguf_key_string, gguf_key_array, gguf_declare, gguf_begin, gguf_end_tensor, gguf_finish
 
 The file, version 3, little-endian:
   header    "GGUF", u32 3, u64 number of tensors, u64 number of keys
@@ -73,6 +73,7 @@ static inline GgufWriter gguf_create(PartFile out) {
     return w;
 }
 
+// Begins a key; the caller puts its value.
 static inline void gguf_put_key(GgufWriter *w, const char *name, uint32_t type) {
     gguf_put_string(w, name, strlen(name));
     gguf_put_u32(w, type);
@@ -82,17 +83,6 @@ static inline void gguf_put_key(GgufWriter *w, const char *name, uint32_t type) 
 static inline void gguf_key_u32(GgufWriter *w, const char *name, uint32_t value) {
     gguf_put_key(w, name, GGUF_VALUE_U32);
     gguf_put_u32(w, value);
-}
-
-static inline void gguf_key_f32(GgufWriter *w, const char *name, float value) {
-    gguf_put_key(w, name, GGUF_VALUE_F32);
-    part_put(&w->out, &value, sizeof value);
-}
-
-static inline void gguf_key_bool(GgufWriter *w, const char *name, bool value) {
-    uint8_t byte = value;
-    gguf_put_key(w, name, GGUF_VALUE_BOOL);
-    part_put(&w->out, &byte, sizeof byte);
 }
 
 static inline void gguf_key_string(GgufWriter *w, const char *name, const char *value) {

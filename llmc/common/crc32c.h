@@ -11,33 +11,29 @@ Source: RFC 3720, appendix B.4, which also has the vectors of the test.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__SSE4_2__) && !defined(__CUDA_ARCH__)
-#include <nmmintrin.h>
-#elif defined(__ARM_FEATURE_CRC32) && !defined(__CUDA_ARCH__)
-#include <arm_acle.h>
-#endif
-
 #define CRC32C_POLYNOMIAL 0x82F63B78u  // bit 31 is the coefficient of x^0
 #define CRC32C_ONE 0x80000000u         // the polynomial 1
+
+#if defined(__SSE4_2__) && !defined(__CUDA_ARCH__)
+#include <nmmintrin.h>
+#define CRC32C_WORD(crc, word) (uint32_t) _mm_crc32_u64(crc, word)
+#define CRC32C_BYTE(crc, byte) _mm_crc32_u8(crc, byte)
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__CUDA_ARCH__)
+#include <arm_acle.h>
+#define CRC32C_WORD(crc, word) __crc32cd(crc, word)
+#define CRC32C_BYTE(crc, byte) __crc32cb(crc, byte)
+#endif
 
 // the register after bytes (n), without inversions
 static inline uint32_t crc32c_register(uint32_t crc, const void *bytes, size_t n) {
     const uint8_t *p = (const uint8_t *)bytes;
-#if defined(__SSE4_2__) && !defined(__CUDA_ARCH__)
-    uint64_t wide = crc, word;
-    for (; n >= 8; n -= 8, p += 8) {
-        memcpy(&word, p, 8);
-        wide = _mm_crc32_u64(wide, word);
-    }
-    crc = (uint32_t)wide;
-    for (; n > 0; n--, p++) { crc = _mm_crc32_u8(crc, *p); }
-#elif defined(__ARM_FEATURE_CRC32) && !defined(__CUDA_ARCH__)
+#ifdef CRC32C_WORD
     uint64_t word;
     for (; n >= 8; n -= 8, p += 8) {
         memcpy(&word, p, 8);
-        crc = __crc32cd(crc, word);
+        crc = CRC32C_WORD(crc, word);
     }
-    for (; n > 0; n--, p++) { crc = __crc32cb(crc, *p); }
+    for (; n > 0; n--, p++) { crc = CRC32C_BYTE(crc, *p); }
 #else
     uint32_t table[256];
     for (uint32_t i = 0; i < 256; i++) {

@@ -4,8 +4,8 @@ defines: hash_word, hash_bytes, hash_file, hash_whole_file
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/rng.h"
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,21 +31,21 @@ enum { FINGERPRINT_BYTES = 4096 };
 static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *path) {
     uint8_t bytes[FINGERPRINT_BYTES];
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        input_error("%s: could not open %s: %s; leave the file alone until the run ends", flag, path, strerror(errno));
-    }
-    off_t last = info.st_size > FINGERPRINT_BYTES ? info.st_size - FINGERPRINT_BYTES : 0;
-    hash = hash_word(hash, (uint64_t)info.st_size);
-    const off_t begin[3] = {0, last / 2, last};
-    for (int i = 0; i < 3; i++) {
-        ssize_t got = pread(fd, bytes, sizeof bytes, begin[i]);
-        if (got < 0) {
-            input_error("%s: could not read %s: %s; give a file that can be read", flag, path, strerror(errno));
+    int fd = open_regular(path, &info), error = fd < 0 ? errno : 0;
+    if (!error) {
+        uint64_t size = (uint64_t)info.st_size, n = size < sizeof bytes ? size : sizeof bytes, last = size - n;
+        const uint64_t begin[3] = {0, last / 2, last};
+        hash = hash_word(hash, size);
+        for (int i = 0; i < 3 && !error; i++) {
+            error = read_exact(fd, bytes, n, begin[i]);
+            hash = hash_bytes(hash, bytes, n);
         }
-        hash = hash_bytes(hash, bytes, (size_t)got);
+        close(fd);
     }
-    close(fd);
+    if (error) {
+        input_error("%s: could not read %s: %s; leave the file alone until the run ends", flag, path,
+                    read_error(error));
+    }
     return hash;
 }
 

@@ -2,7 +2,7 @@
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, token_file_name, TokenFiles, token_files_open, token_files_are_text, token_files_kind,
          token_files_copy, token_files_split, token_files_total, token_files_fingerprint,
-         token_files_close, DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_seek,
+         token_files_close, DataLoader, dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
@@ -474,10 +474,15 @@ static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *ro
     loader_start_thread(l);
 }
 
-// Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.
-static inline void dataloader_next(DataLoader *l) {
+// Stops at an error in the data of the next batch: of the first one before a run writes anything.
+static inline void dataloader_check(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
+}
+
+// Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.
+static inline void dataloader_next(DataLoader *l) {
+    dataloader_check(l);
     l->inputs = l->batches[l->reading];
     l->targets = l->inputs + (size_t)l->B * (size_t)l->T;
     l->packed = l->read_packed;

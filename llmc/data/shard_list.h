@@ -29,14 +29,13 @@ static inline cJSON *shard_list(const TokenFiles *files) {
     return list;
 }
 
-static inline const char *shard_entry_name(const cJSON *entry) {
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "file"));
-}
-
-static inline bool shard_is_listed(const cJSON *list, const char *name) {
-    const cJSON *entry = list->child;
-    while (entry && (!shard_entry_name(entry) || strcmp(shard_entry_name(entry), name) != 0)) { entry = entry->next; }
-    return entry != NULL;
+// text (size bytes) = an entry in words
+static inline void shard_describe(char *text, size_t size, const cJSON *entry) {
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "file"));
+    const char *hash = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "hash"));
+    double bytes = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(entry, "bytes"));
+    snprintf(text, size, entry ? "%.60s of %.0f bytes (hash %.16s)" : "no further file", name ? name : "an entry",
+             bytes, hash ? hash : "unknown");
 }
 
 // True if two entries have the same item `key`.
@@ -44,30 +43,19 @@ static inline bool shard_same(const cJSON *a, const cJSON *b, const char *key) {
     return cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, key), cJSON_GetObjectItemCaseSensitive(b, key), true);
 }
 
-// text (size bytes) = the first difference of the files from a checkpoint's, for example "x.bin has 100 bytes,
-// expected 200". False if they agree. In order: two files may have one name, in two folders.
+// text (size bytes) = the first difference of the files from a checkpoint's. False if they agree. In order: two files
+// may have one name, in two folders.
 static inline bool shard_list_difference(char *text, size_t size, const cJSON *saved, const cJSON *now) {
     const cJSON *was = saved->child, *is = now->child;
-    while (was && is && shard_same(was, is, "file") && shard_same(was, is, "bytes")) { was = was->next, is = is->next; }
-    if (!was && !is) {
-        for (was = saved->child, is = now->child; was; was = was->next, is = is->next) {
-            if (!cJSON_HasObjectItem(was, "hash") || shard_same(was, is, "hash")) { continue; }
-            snprintf(text, size, "the content of %.100s has changed", shard_entry_name(was));
-            return true;
-        }
-        return false;
+    while (was && is && shard_same(was, is, "file") && shard_same(was, is, "bytes") &&
+           (!cJSON_HasObjectItem(was, "hash") || shard_same(was, is, "hash"))) {
+        was = was->next;
+        is = is->next;
     }
-    const char *name = shard_entry_name(was), *name_now = shard_entry_name(is);
-    if (name && name_now && strcmp(name, name_now) == 0) {
-        snprintf(text, size, "%.100s has %.0f bytes, expected %.0f", name,
-                 cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(is, "bytes")),
-                 cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(was, "bytes")));
-    } else if (name && !shard_is_listed(now, name)) {
-        snprintf(text, size, "%.100s is missing", name);
-    } else if (name_now && !shard_is_listed(saved, name_now)) {
-        snprintf(text, size, "%.100s is new", name_now);
-    } else {
-        snprintf(text, size, "the list of files differs from %.100s on", name ? name : name_now ? name_now : "its end");
-    }
+    if (!was && !is) { return false; }
+    char found[120], expected[120];
+    shard_describe(found, sizeof found, is);
+    shard_describe(expected, sizeof expected, was);
+    snprintf(text, size, "found %s, expected %s", found, expected);
     return true;
 }

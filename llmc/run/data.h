@@ -198,8 +198,10 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
         dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
     } else {
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
+        dataloader_check(&d->train_loader);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+        dataloader_check(&d->val_loader);
     }
 }
 

@@ -45,6 +45,7 @@ static inline DType gguf_dtype(const ModelFile *model, ParamId id, int layer) {
 static inline void export_gguf_keys(GgufWriter *w, const TrainArgs *a, const ModelFile *model) {
     const GPT2Config *c = &model->config;
     const char *slash = strrchr(a->model, '/');
+    const float epsilon = 1e-5f;
     DType dtype = gguf_dtype(model, WTE, 0);
     gguf_key_string(w, "general.architecture", "gpt2");
     gguf_key_string(w, "general.type", "model");
@@ -54,7 +55,8 @@ static inline void export_gguf_keys(GgufWriter *w, const TrainArgs *a, const Mod
     gguf_key_u32(w, "gpt2.embedding_length", (uint32_t)c->channels);
     gguf_key_u32(w, "gpt2.feed_forward_length", 4 * (uint32_t)c->channels);
     gguf_key_u32(w, "gpt2.attention.head_count", (uint32_t)c->num_heads);
-    gguf_key_f32(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
+    gguf_put_key(w, "gpt2.attention.layer_norm_epsilon", GGUF_VALUE_F32);
+    part_put(&w->out, &epsilon, sizeof epsilon);
     gguf_key_u32(w, "general.file_type", dtype == DT_F32 ? 0 : dtype == DT_F16 ? 1 : 32);  // llama.cpp's numbers
     gguf_key_u32(w, "general.quantization_version", 2);
 }
@@ -93,7 +95,8 @@ static inline void export_gguf_tokenizer(GgufWriter *w, const Tokenizer *t, int 
     export_gguf_merges(w, t);
     gguf_key_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)t->end_of_text);
     gguf_key_u32(w, "tokenizer.ggml.eos_token_id", t->merges ? (uint32_t)t->end_of_text : 0);
-    gguf_key_bool(w, "tokenizer.ggml.add_bos_token", false);
+    gguf_put_key(w, "tokenizer.ggml.add_bos_token", GGUF_VALUE_BOOL);
+    part_put(&w->out, "\0", 1);
 }
 
 // ---- tensors
