@@ -1,8 +1,8 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, token_file_name, TokenFiles, token_files_open, token_files_are_text, token_files_kind,
-         token_files_copy, token_files_split, token_files_total, token_files_fingerprint,
-         token_files_close, DataLoader, dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
+         token_files_copy, token_files_split, token_files_total, token_files_fingerprint, token_files_close,
+         DataLoader, dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
