@@ -12,8 +12,6 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
 #include "llmc/checkpoint/checkpoint.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
-#include <sched.h>
-#include <sys/mount.h>
 
 enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65 };
 
@@ -988,45 +986,6 @@ TEST(test_full_disk) {
     }
     save_step(disk.run, 2, long_note);  // the same where there is room
     assert_int_equal(checkpoint_latest(disk.run), 2);
-}
-
-static bool mount_tiny_disk(const char *run) {
-    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount("tiny", run, "tmpfs", 0, "size=96k") == 0;
-}
-
-static const char *tiny_disk;
-
-// runs as the child stops, inside its mount: a second line on stderr fails assert_stops
-static void look_at_tiny_disk(void) {
-    if (exists(tiny_disk, "step_00000002") || exists(tiny_disk, "step_00000002.tmp")) {
-        fputs("it left something\n", stderr);
-    }
-    for (int i = 0; i < NUM_FILES; i++) {
-        if (!exists(joined(tiny_disk, "step_00000001"), checkpoint_files[i])) {
-            fputs("the earlier one is gone\n", stderr);
-        }
-    }
-}
-
-static void fill_tiny_disk(void *run) {
-    tiny_disk = (const char *)run;
-    if (!mount_tiny_disk(tiny_disk)) { _exit(77); }
-    save_step(tiny_disk, 1, "");
-    atexit(look_at_tiny_disk);
-    memset(long_note, 'x', sizeof long_note - 1);
-    save_step(tiny_disk, 2, long_note);
-}
-
-TEST(test_tiny_disk) {
-    const char *run = new_folder("tiny");
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) { _exit(mount_tiny_disk(run) ? 0 : 77); }
-    int status = 0;
-    waitpid(child, &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) { skip(); }  // mounting takes root, and not every root may
-    assert_stops(1, "No space left on device", fill_tiny_disk, (void *)run);
 }
 
 static void save_into_nothing(void *run) { save_step((const char *)run, 1, ""); }

@@ -69,11 +69,11 @@ TEST(test_remove_folder) {
     assert_content(victim, "precious");
 }
 
-// user_cache_path in a child, which prints the note to stderr: exit 0 if there is a path
+// cache_path in a child, which prints the note to stderr: exit 0 if there is a path
 static void find_cache(void *unused) {
     (void)unused;
-    char path[PATH_LENGTH];
-    if (!user_cache_path(path, "cache.txt")) { _exit(1); }
+    char path[2 * PATH_LENGTH];
+    if (!*cache_path(path, "NO_VARIABLE", "cache.txt")) { _exit(1); }
 }
 
 static bool is_used(void) {
@@ -84,17 +84,17 @@ static bool is_used(void) {
 }
 
 TEST(test_cache) {
-    char home[256], path[PATH_LENGTH];
+    char home[256], path[2 * PATH_LENGTH];
     snprintf(home, sizeof home, "%s", temp_path("home"));
     assert_int_equal(mkdir(home, 0700), 0);
     setenv("HOME", home, 1);
     mode_t before = umask(0);
-    assert_non_null(user_cache_path(path, "cache.txt"));
+    assert_ptr_equal(cache_path(path, "NO_VARIABLE", "cache.txt"), path);
     put(open_written(path, O_WRONLY | O_CREAT | O_APPEND, "a"), "a line\n");
     assert_int_equal(mode_of(path), 0644);
     *strrchr(path, '/') = 0;
     assert_int_equal(mode_of(path), 0755);
-    user_cache_path(path, "cache.txt");
+    cache_path(path, "NO_VARIABLE", "cache.txt");
     umask(before);
     assert_true(is_used());
     chmod(path, 0646);

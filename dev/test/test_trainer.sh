@@ -86,7 +86,8 @@ mapfile -t ids < <(awk 'BEGIN { for (i = 0; i < 240; i++) print (i * 7919 + 5025
 write_shard good_0.bin 20240520 1 120 "${ids[@]:0:120}"
 write_shard good_1.bin 20240520 1 120 "${ids[@]:120}"
 write_shard promises.bin 20240520 1 121 "${ids[@]:0:120}"
-write_shard ids.bin 20240520 1 120 "${ids[@]/*/50257}"
+past=("${ids[@]:0:120}")
+write_shard ids.bin 20240520 1 120 "${past[@]/*/50257}"
 
 model=(-e l1h2c16)
 batch=(-b 2 -t 16 -d 64)

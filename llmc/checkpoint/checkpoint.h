@@ -423,12 +423,6 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     }
     const OptimizerState *o = &s->optimizer;
     const SafeTensor *m = model_find(&optimizer, "m.", "wte.weight");
-    const SafeTensor *scales = model_find(&optimizer, "m_scales.", "wte.weight");
-    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
-    int slices = scales && scales->num_dims == 2 ? (int)scales->shape[0] : 1;
-    if (scales && o->moments == DT_U8 && slices != t) {
-        printf("note      moments were in %d slices, are now in %d: they were rounded to 8 bits again\n", slices, t);
-    }
     if (m->dtype != o->moments) {
         printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
     }

@@ -1,17 +1,19 @@
 /*
 A cache: a text file with a line for each entry, the key, a tab and the value. The last line of a key counts. Lines of
 another version or a damaged file are never found, or have a value that the reader refuses.
-defines: user_cache_path, cache_path, cache_find, cache_add, parse_number_and_hex
+defines: cache_path, cache_find, cache_add, parse_number_and_hex
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 
-// path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's
-// or others can write to it: a cache chooses kernels.
-static inline const char *user_cache_path(char *path, const char *name) {
-    const char *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
-    if (!home || !*home) { return NULL; }
+// The environment variable's value, NULL if that is empty. Without the variable path = ~/.cache/train_gpt2/NAME, whose
+// folders are created; "" if HOME is not set, or if the file is another user's or others can write to it: a cache
+// chooses kernels. path has 2 * PATH_LENGTH bytes.
+static inline const char *cache_path(char *path, const char *variable, const char *name) {
+    const char *given = getenv(variable), *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
+    if (given) { return *given ? given : NULL; }
+    if (!home || !*home) { return ""; }
     format_path(path, "%s", home);
     for (int i = 0; i < 2; i++) {
         format_path(path + strlen(path), "%s", parts[i]);
@@ -22,17 +24,9 @@ static inline const char *user_cache_path(char *path, const char *name) {
     if (stat(path, &info) == 0 && (info.st_uid != geteuid() || (info.st_mode & S_IWOTH))) {
         fprintf(stderr, "train_gpt2: %s is another user's, or others can write to it, and is not used: remove it\n",
                 path);
-        return NULL;
+        return "";
     }
     return path;
-}
-
-// The environment variable's value, else user_cache_path, for which path has 2 * PATH_LENGTH bytes. NULL if the
-// variable is empty; "" if there is no cache in HOME.
-static inline const char *cache_path(char *path, const char *variable, const char *name) {
-    const char *given = getenv(variable);
-    if (given) { return *given ? given : NULL; }
-    return user_cache_path(path, name) ? path : "";
 }
 
 // False without an entry, with value unchanged. A last line without its newline was cut short and does not count.
