@@ -32,9 +32,10 @@ static inline void find_model(char *model, const char *word) {
     checkpoint_check(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
-    input_error("-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself; "
-                "for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
-                word);
+    input_error(
+        "-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself; "
+        "for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
+        word);
 }
 
 // *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if
