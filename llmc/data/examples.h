@@ -1,7 +1,7 @@
 /*
 Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
 tokens. The names here say row for packed sequence.
-defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES, Examples,
+defines: chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES, Examples,
          examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
          example_row_read, example_rows_free
 
@@ -34,7 +34,6 @@ Memory      3 bytes a token, and 16 an example.
 // ---- conversations
 
 #define CHAT_ANSWER_CUE "Assistant:"
-typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } ChatRole;
 
 // The format as a Jinja template, which transformers applies: of a tokenizer with end-of-text, and of bytes.
 // transformers encodes the text as a whole: where a turn's content ends with white space, BPE tokens can differ from
@@ -46,29 +45,17 @@ typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } ChatRole;
 #define CHAT_TEMPLATE CHAT_TEMPLATE_WITH("<|endoftext|>", "m['content']")
 #define CHAT_TEMPLATE_OF_BYTES CHAT_TEMPLATE_WITH("\\n", "m['content'] | replace('\\n', ' ')")
 
-// the role of a name in a file of conversations: "system", "user" or "assistant"; -1: none of them
-static inline int chat_role(const char *name) {
-    static const char *const names[] = {"system", "user", "assistant"};
-    for (int role = CHAT_SYSTEM; role <= CHAT_ASSISTANT; role++) {
-        if (strcmp(name, names[role]) == 0) { return role; }
-    }
-    return -1;
-}
-
-// The text of a turn, *length bytes and a NUL, which the caller frees. content (bytes). The text of an assistant turn
-// is " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.
-static inline char *chat_turn_text(ChatRole role, const char *content, size_t bytes, bool one_line, size_t *length) {
-    const char *before = role == CHAT_SYSTEM ? "System: " : role == CHAT_USER ? "User: " : " ";
-    const size_t start = strlen(before);
-    char *text = (char *)xmalloc(start + bytes + 2);
-    memcpy(text, before, start);
-    memcpy(text + start, content, bytes);
-    for (size_t i = start; one_line && i < start + bytes; i++) {
-        if (text[i] == '\n') { text[i] = ' '; }
-    }
-    *length = start + bytes;
-    if (role != CHAT_ASSISTANT) { text[(*length)++] = '\n'; }
-    text[*length] = 0;
+// The text of a turn, which the caller frees. NULL: the role is none of system, user and assistant. The text of an
+// assistant turn is " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.
+static inline char *chat_turn_text(const char *role, const char *content, bool one_line) {
+    bool system = strcmp(role, "system") == 0, user = strcmp(role, "user") == 0;
+    if (!system && !user && strcmp(role, "assistant") != 0) { return NULL; }
+    const char *before = system ? "System: " : user ? "User: " : " ";
+    size_t room = strlen(before) + strlen(content) + 2;
+    char *text = (char *)xmalloc(room);
+    snprintf(text, room, "%s%s", before, content);
+    for (char *c = text; one_line && (c = strchr(c, '\n'));) { *c = ' '; }
+    if (system || user) { strcat(text, "\n"); }
     return text;
 }
 
@@ -83,7 +70,6 @@ typedef struct {
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
     int count;
-    char error[160];            // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
@@ -137,20 +123,11 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
     const cJSON *message;
     example_add_token(e, e->end_of_text, false);
     cJSON_ArrayForEach(message, messages) {
-        const char *role_name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
+        const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
-        int role = role_name ? chat_role(role_name) : -1;
-        if (role_name && role < 0) {
-            snprintf(e->error, sizeof e->error, "has a message of the role '%.40s'; expected system, user or assistant",
-                     role_name);
-            return e->error;
-        }
-        if (!role_name || !content) {
-            return "has a message without a role (system, user or assistant) and a content, both strings";
-        }
-        size_t length;
-        char *text = chat_turn_text((ChatRole)role, content, strlen(content), e->one_line, &length);
-        bool answer = role == CHAT_ASSISTANT;
+        char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
+        if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
+        bool answer = strcmp(role, "assistant") == 0;
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
         example_add_text(e, t, text, answer);
         if (answer) { example_add_token(e, e->end_of_text, true); }

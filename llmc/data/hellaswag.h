@@ -95,25 +95,17 @@ static inline void hellaswag_print_cut(const HellaSwag *set, const char *before)
 
 // ---- llm.c's .bin
 
-__attribute__((noreturn)) static inline void hellaswag_refuse(const HellaSwag *set, const char *words) {
-    input_error("%s: example %d of %s %s; copy or make the file again", set->flag, hellaswag_examples(set), set->path,
-                words);
-}
-
 // Adds the example at `words`, of which the file has `left`. ids: room for an example. Returns the example's words.
 static inline size_t hellaswag_add_words(HellaSwag *set, const uint16_t *words, size_t left, int vocab_size, int *ids) {
     int e = hellaswag_examples(set);
-    size_t at = 5, context = 0, size = left > at ? words[1] / sizeof *words : SIZE_MAX;
-    if (size > left) { hellaswag_refuse(set, "is cut short"); }
-    bool has_size = words[0] == UINT16_MAX && words[1] % sizeof *words == 0 && words[2] == e;
-    if (!has_size || words[3] >= HELLASWAG_ENDINGS || words[4] != HELLASWAG_ENDINGS) {
-        hellaswag_refuse(set, "does not begin with 65535, a size, its index, a label from 0 to 3, and 4 endings");
-    }
+    size_t at = 5, context = 0, size = left > at ? words[1] / sizeof *words : 0;
+    bool whole = size > at && size <= left && words[0] == UINT16_MAX && words[1] % sizeof *words == 0 &&
+                 words[2] == e && words[3] < HELLASWAG_ENDINGS && words[4] == HELLASWAG_ENDINGS;
     bool cut = false;
-    for (int list = 0; list <= HELLASWAG_ENDINGS; list++) {
+    for (int list = 0; whole && list <= HELLASWAG_ENDINGS; list++) {
         size_t count = at < size ? words[at++] : 0;
-        if (count == 0 || count > size - at) { hellaswag_refuse(set, "has an empty text, or one beyond its size"); }
-        for (size_t i = 0; i < count; i++) {
+        whole = count > 0 && count <= size - at;
+        for (size_t i = 0; whole && i < count; i++) {
             ids[context + i] = words[at++];
             if (ids[context + i] < vocab_size) { continue; }
             input_error("%s: example %d of %s has token id %d, but the vocabulary has ids 0 to %d; take a model with "
@@ -122,11 +114,13 @@ static inline size_t hellaswag_add_words(HellaSwag *set, const uint16_t *words, 
         }
         if (list == 0) {
             context = count;
-        } else {
+        } else if (whole) {
             cut |= hellaswag_add_row(set, ids, context, count, list - 1 == words[3]);
         }
     }
-    if (at != size) { hellaswag_refuse(set, "goes on after its last ending"); }
+    if (!whole || at != size) {
+        input_error("%s: example %d of %s is damaged; copy or make the file again", set->flag, e, set->path);
+    }
     set->num_cut += cut;
     return size;
 }

@@ -27,14 +27,9 @@ typedef struct {
     int lock;               // a file descriptor of training shard 1
 } ShardWriter;
 
-// number: of a training shard, from 1; 0: the validation shard
-static inline void shard_path(char *path, const char *out, int number) {
-    format_path(path, "%s_%s_%06d.bin", out, number ? "train" : "val", number);
-}
-
-// the name of an unfinished shard
-static inline void shard_part_path(char *path, const char *out, int number) {
-    format_path(path, "%s_%s_%06d.bin.part", out, number ? "train" : "val", number);
+// number: of a training shard, from 1; 0: the validation shard. end: ".bin", or ".bin.part" of an unfinished one
+static inline void shard_path(char *path, const char *out, int number, const char *end) {
+    format_path(path, "%s_%s_%06d%s", out, number ? "train" : "val", number, end);
 }
 
 // deletes the unfinished shards of a command that was broken off; returns their number
@@ -42,7 +37,7 @@ static inline int shards_delete_unfinished(const char *out) {
     char part[PATH_LENGTH];
     int deleted = 0;
     for (int number = 0, any = true; number < 2 || any; number++) {
-        shard_part_path(part, out, number);
+        shard_path(part, out, number, ".bin.part");
         any = unlink(part) == 0;
         deleted += any;
     }
@@ -69,7 +64,7 @@ static inline void shard_put_header(ShardWriter *w, int kind) {
 
 static inline void shard_begin(ShardWriter *w, int kind) {
     char path[PATH_LENGTH];
-    shard_path(path, w->out, kind == SHARD_TRAIN ? ++w->num_train : 0);
+    shard_path(path, w->out, kind == SHARD_TRAIN ? ++w->num_train : 0, ".bin");
     w->open[kind] = part_open(path);
     w->tokens[kind] = 0;
     shard_put_header(w, kind);
@@ -79,7 +74,7 @@ static inline void shard_begin(ShardWriter *w, int kind) {
 // Locks training shard 1 against a second command of the same name. Returns a file descriptor, or -1 if there is none.
 static inline int shard_lock(const char *out) {
     char part[PATH_LENGTH];
-    shard_part_path(part, out, 1);
+    shard_path(part, out, 1, ".bin.part");
     int lock = open(part, O_RDONLY | O_CLOEXEC);
     if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
@@ -97,7 +92,7 @@ static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uin
     w.shard_tokens = shard_tokens;
     w.lock = shard_lock(out);
     for (int number = 0; number < 2; number++) {
-        shard_path(path, out, number);
+        shard_path(path, out, number, ".bin");
         if (access(path, F_OK) != 0) { continue; }
         input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin", path, out);
     }
@@ -149,8 +144,8 @@ static inline void shard_writer_close(ShardWriter *w) {
     shard_end(w, SHARD_TRAIN);
     for (int i = w->written[SHARD_VAL] ? 0 : 1; i <= w->num_train; i++) {
         int number = i == 0 ? 0 : w->num_train + 1 - i;
-        shard_path(path, w->out, number);
-        shard_part_path(part, w->out, number);
+        shard_path(path, w->out, number, ".bin");
+        shard_path(part, w->out, number, ".bin.part");
         if (rename(part, path) != 0) { run_error("could not rename '%s': %s; tokenize again", part, strerror(errno)); }
     }
     close(w->lock);
