@@ -279,22 +279,16 @@ static inline void eval_close(EvalFile *f) {
 static inline void eval_print(const char *name, double value) { printf("%-16s %.6f\n", name, value); }
 static inline void eval_print_count(const char *name, uint64_t value) { printf("%-16s %" PRIu64 "\n", name, value); }
 
-// Scores the tokens of a part of a document.
-static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder, const char *text,
-                               size_t bytes) {
-    int *ids = (int *)xmalloc((bytes + 1) * sizeof *ids);
-    score_text_tokens(s, ids, tokenizer_encode_with(&f->tokenizer, encoder, text, bytes, ids));
-    s->bytes += bytes;
-    free(ids);
-}
-
 static inline void eval_text(TextScore *s, EvalFile *f) {
     CorpusPiece piece;
     TokenizerEncoder encoder;
     memset(&encoder, 0, sizeof encoder);
     for (bool inside = false; corpus_next(&f->text, &piece);) {
         if (!inside && (piece.bytes > 0 || piece.ends_document)) { score_text_begin(s, f->tokenizer.end_of_text); }
-        eval_encode(s, f, &encoder, piece.text, piece.bytes);
+        int *ids = (int *)xmalloc((piece.bytes + 1) * sizeof *ids);
+        score_text_tokens(s, ids, tokenizer_encode_with(&f->tokenizer, &encoder, piece.text, piece.bytes, ids));
+        s->bytes += piece.bytes;
+        free(ids);
         if (piece.ends_document) { score_text_window(s); }
         inside = !piece.ends_document && (inside || piece.bytes > 0);
     }
