@@ -31,16 +31,12 @@ struct AttentionShape {
 
 enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256, ATTENTION_MAX_BLOCKS = 65535 };
 
-// Keys or values of one head. Rows [0, num_cached) are in the cache, the rest in qkv: other blocks of the same launch
-// are still appending the rest to the cache.
-struct AttentionCache {
-    const floatX *cached, *fresh;
-    int num_cached;
-    size_t stride, fresh_stride;
-    __device__ __forceinline__ const floatX *row(int i) const {
-        return i < num_cached ? cached + i * stride : fresh + (i - num_cached) * fresh_stride;
-    }
-};
+// Row i of the keys or values of one head. Rows [0, num_cached) are in the cache (rows,C), the rest in qkv, at `fresh`:
+// other blocks of the same launch are still appending the rest to the cache.
+static __device__ __forceinline__ const floatX *attention_cached_row(const floatX *cached, const floatX *fresh,
+                                                                     int num_cached, int i, size_t C) {
+    return i < num_cached ? cached + i * C : fresh + (i - num_cached) * 3 * C;
+}
 
 // query (HS, in shared memory) . key (HS), W elements at a time
 template <int W>
@@ -71,8 +67,8 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
     int thread = (int)threadIdx.x, num_keys = pos + (int)blockIdx.y + 1;
     int columns = HS / W, group = thread / columns, groups = THREADS / columns, column = thread % columns * W;
     const floatX *own = qkv + blockIdx.y * 3 * C + head;
-    AttentionCache key = {keys + head, qkv + C + head, pos, C, 3 * C};
-    AttentionCache value = {values + head, qkv + 2 * C + head, pos, C, 3 * C};
+    auto key = [&](int i) { return attention_cached_row(keys + head, qkv + C + head, pos, i, C); };
+    auto value = [&](int i) { return attention_cached_row(values + head, qkv + 2 * C + head, pos, i, C); };
 
     // load the query; append the new key and value to the cache
     for (int d = thread; d < HS; d += THREADS) {
@@ -86,7 +82,7 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
     for (int first = 0; first < num_keys; first += THREADS) {
         int count = min(THREADS, num_keys - first);
         // scores
-        float score = thread < count ? scale * attention_dot<W>(query, key.row(first + thread), HS) : -INFINITY;
+        float score = thread < count ? scale * attention_dot<W>(query, key(first + thread), HS) : -INFINITY;
         // online softmax: earlier sums shrink when the largest score grows
         float largest = fmaxf(top, block_max<THREADS>(score)), shrink = exp2_fast(top - largest);
         top = largest;
@@ -96,7 +92,7 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
         UNROLL
         for (int i = 0; i < W; i++) { sums[i] *= shrink; }
         for (int k = group; k < count; k += groups) {
-            load_floats(x, value.row(first + k) + column);
+            load_floats(x, value(first + k) + column);
             UNROLL
             for (int i = 0; i < W; i++) { sums[i] += weight[k] * x[i]; }
         }
@@ -116,11 +112,6 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
 }
 
 // ---- one head of the packed arrays. grid of the tile kernels: (tiles, NH, B)
-
-template <class T> struct AttentionQkv {
-    T *q, *k, *v;  // row 0 of the head
-    int stride;    // elements from row t to row t + 1
-};
 
 // Two numbers of a query in the backward: p = 2^(scaled score - lse), and the score's gradient is p (dout . V - delta).
 // dQ computes delta, and writes the pairs for dK and dV to a scratch buffer (B,NH,attention_pair_rows(T)). The even
@@ -144,10 +135,9 @@ static __device__ __forceinline__ size_t attention_pair_offset(const AttentionSh
 static __device__ __forceinline__ size_t attention_head_offset(const AttentionShape &s) {
     return (size_t)blockIdx.z * s.T * s.NH * s.HS + blockIdx.y * s.HS;
 }
-template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_head(T *qkv, const AttentionShape &s) {
-    int C = s.NH * s.HS;
-    T *q = qkv + (size_t)blockIdx.z * s.T * 3 * C + blockIdx.y * s.HS;
-    return {q, q + C, q + 2 * C, 3 * C};
+// the head's first query in (B,T,3,NH,HS). Its first key is C = NH HS elements further, its first value 2C; a row has 3C
+static __device__ __forceinline__ size_t attention_query_offset(const AttentionShape &s) {
+    return (size_t)blockIdx.z * s.T * 3 * s.NH * s.HS + blockIdx.y * s.HS;
 }
 
 // ---- tiles
@@ -424,15 +414,16 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     uint32_t values = keys + Tiles::BUFFERS * TILE, scratch = values + Tiles::BUFFERS * TILE;
     int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN;  // the blocks with most keys start first
     int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
-    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    int C = s.NH * s.HS;
+    const floatX *from = qkv + attention_query_offset(s);
     auto load = [&](int j) {
         uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
-        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(keys + buffer, from + C, 3 * C, j * OTHER, s);
+        Tiles::template load<OTHER>(values + buffer, from + 2 * C, 3 * C, j * OTHER, s);
     };
 
     // load the queries, and start the copy of the first tile
-    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
+    Tiles::template load<OWN>(queries, from, 3 * C, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(0); }
     cp_async_commit();
@@ -468,7 +459,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         }
         sum[r] = 1.0f / total;
     }
-    Tiles::store(out + attention_head_offset(s), s.NH * s.HS, queries, first, s, sums, sum);
+    Tiles::store(out + attention_head_offset(s), C, queries, first, s, sums, sum);
 }
 
 // ---- backward
@@ -532,17 +523,18 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
     // keys from warp_end on are above the diagonal of all of the warp's queries; a warp beyond T visits no keys
     int warp_end = warp_first < s.T ? warp_first + Tiles::WARP_ROWS : 0;
-    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    int C = s.NH * s.HS;
+    const floatX *from = qkv + attention_query_offset(s);
     size_t head = attention_head_offset(s);
     auto load = [&](int j) {
         uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
-        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(keys + buffer, from + C, 3 * C, j * OTHER, s);
+        Tiles::template load<OTHER>(values + buffer, from + 2 * C, 3 * C, j * OTHER, s);
     };
 
     // load queries and dout, and start the copy of the first tile
-    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
-    Tiles::template load<OWN>(douts, dout + head, s.NH * s.HS, first, s);
+    Tiles::template load<OWN>(queries, from, 3 * C, first, s);
+    Tiles::template load<OWN>(douts, dout + head, C, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(0); }
     cp_async_commit();
@@ -583,8 +575,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     float scale[ROWS];
     UNROLL
     for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * LN_2; }
-    AttentionQkv<floatX> to = attention_head(dqkv, s);
-    Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
+    Tiles::store(dqkv + attention_query_offset(s), 3 * C, queries, first, s, dq, scale);
 }
 
 // queries [first, first + NUM) of the head's pairs to shared memory; first and NUM are even
@@ -615,19 +606,20 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     uint32_t query_pairs = douts + Tiles::BUFFERS * TILE, scratch = query_pairs + Tiles::BUFFERS * PAIRS;
     int first = (int)blockIdx.x * OWN, warp_first = first + Tiles::first_row();
     int begin = first / OTHER, end = ceil_div(s.T, OTHER);  // the first blocks have most queries
-    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    int C = s.NH * s.HS;
+    const floatX *from = qkv + attention_query_offset(s);
     const floatX *from_dout = dout + attention_head_offset(s);
     const AttentionPair *from_pairs = pairs + attention_pair_offset(s);
     auto load = [&](int j) {
         uint32_t b = j % Tiles::BUFFERS;
-        Tiles::template load<OTHER>(queries + b * TILE, from.q, from.stride, j * OTHER, s);
-        Tiles::template load<OTHER>(douts + b * TILE, from_dout, s.NH * s.HS, j * OTHER, s);
+        Tiles::template load<OTHER>(queries + b * TILE, from, 3 * C, j * OTHER, s);
+        Tiles::template load<OTHER>(douts + b * TILE, from_dout, C, j * OTHER, s);
         attention_load_pairs<Tiles, OTHER>(query_pairs + b * PAIRS, from_pairs, j * OTHER, s.T);
     };
 
     // load keys and values, and start the copy of the first tile
-    Tiles::template load<OWN>(keys, from.k, from.stride, first, s);
-    Tiles::template load<OWN>(values, from.v, from.stride, first, s);
+    Tiles::template load<OWN>(keys, from + C, 3 * C, first, s);
+    Tiles::template load<OWN>(values, from + 2 * C, 3 * C, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(begin); }
     cp_async_commit();
@@ -674,10 +666,10 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         one[r] = 1;
         scale[r] = s.scale * LN_2;
     }
-    AttentionQkv<floatX> to = attention_head(dqkv, s);
+    floatX *to = dqkv + attention_query_offset(s);
     // dK first: the barrier in this store also ends the reads of the values' tile
-    Tiles::store(to.k, to.stride, keys, first, s, dk, scale);
-    Tiles::store(to.v, to.stride, values, first, s, dv, one);
+    Tiles::store(to + C, 3 * C, keys, first, s, dk, scale);
+    Tiles::store(to + 2 * C, 3 * C, values, first, s, dv, one);
 }
 
 // ---- tensor cores
@@ -893,17 +885,12 @@ static inline void attention_with_tiles(const AttentionShape &s, bool plain, int
     }
     if (s.HS <= 32) { return run(PlainTiles<32, 32>()); }
     if (s.HS <= 64) { return run(PlainTiles<64, 32>()); }
-    // sm_75 has 64 KB a block: half the rows in the backward
-    constexpr bool HALVES = BACKWARD && std::is_same_v<T, float>;
-    if (s.HS <= 128) {
-        if constexpr (HALVES) {
-            if (attention_dkv_shared<PlainTiles<128, 32>>() > room) { return run(PlainTiles<128, 16>()); }
-        }
-        return run(PlainTiles<128, 32>());
+    if constexpr (BACKWARD && std::is_same_v<T, float>) {  // sm_75 has 64 KB a block: half the rows
+        bool narrow = s.HS <= 128;
+        if (narrow && attention_dkv_shared<PlainTiles<128, 32>>() > room) { return run(PlainTiles<128, 16>()); }
+        if (!narrow && attention_dkv_shared<PlainTiles<256, 16>>() > room) { return run(PlainTiles<256, 8>()); }
     }
-    if constexpr (HALVES) {
-        if (attention_dkv_shared<PlainTiles<256, 16>>() > room) { return run(PlainTiles<256, 8>()); }
-    }
+    if (s.HS <= 128) { return run(PlainTiles<128, 32>()); }
     run(PlainTiles<256, 16>());
 }
 
@@ -953,12 +940,6 @@ static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, con
 static inline void cuda_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n,
                                          int NH, int HS, Exec *ex) {
     AttentionShape s = attention_shape(n, pos + n, NH, HS, aligned_to_pack(keys, values, qkv));
-    dim3 grid(NH, n);
-    if (s.packs) {
-        LAUNCH((attention_decode_kernel<Pack<floatX>::SIZE>), grid, ATTENTION_DECODE_THREADS, 0, stream_of(ex), out,
-               keys, values, qkv, pos, NH, HS, s.scale);
-    } else {
-        LAUNCH((attention_decode_kernel<1>), grid, ATTENTION_DECODE_THREADS, 0, stream_of(ex), out, keys, values, qkv,
-               pos, NH, HS, s.scale);
-    }
+    LAUNCH((s.packs ? attention_decode_kernel<Pack<floatX>::SIZE> : attention_decode_kernel<1>), dim3(NH, n),
+           ATTENTION_DECODE_THREADS, 0, stream_of(ex), out, keys, values, qkv, pos, NH, HS, s.scale);
 }

@@ -1,14 +1,13 @@
 /*
 Token plus position embedding on the GPU.
-  embedding_forward_kernel           a warp has a row; at most 3NC floatX, since repeated rows of wte are cached
-  token_embedding_forward_kernel     step 1 of the forward for -tp: a row of wte, or 0
-  position_embedding_forward_kernel  step 2 of the forward for -tp: adds a row of wpe
-  embedding_positions_kernel         dwpe: a thread adds the sequences in order; NC floatX + TC of dwpe
-  embedding_pairs_kernel             dwte 1: pairs (token, row), and counts of the lowest digit
-  embedding_sort_kernel              dwte 2: one radix pass; equal tokens become neighbours
-  embedding_runs_kernel              dwte 3: sums equal tokens by chunks of pairs, so that a frequent token does not
-                                     burden one block
-  embedding_fold_kernel              dwte 4: adds the partial sums of runs that span chunks
+  embedding_forward_kernel    a warp has a row; at most 3NC floatX, since repeated rows of wte are cached. -tp needs its
+                              two terms one by one: a row of wte, or 0; then a row of wpe is added
+  embedding_positions_kernel  dwpe: a thread adds the sequences in order; NC floatX + TC of dwpe
+  embedding_pairs_kernel      dwte 1: pairs (token, row), and counts of the lowest digit
+  embedding_sort_kernel       dwte 2: one radix pass; equal tokens become neighbours
+  embedding_runs_kernel       dwte 3: sums equal tokens by chunks of pairs, so that a frequent token does not burden one
+                              block
+  embedding_fold_kernel       dwte 4: adds the partial sums of runs that span chunks
 Atomic float adds would give other bits in every run, so a sort brings equal tokens together. dwte takes NC floatX, 2C
 of dwte for each different token, and at most 4C real for each EMBEDDING_CHUNK rows.
 Kernels are templates of WIDTH, the neighbouring columns of a thread: a pack, or 1 if rows are not whole packs or an
@@ -34,81 +33,63 @@ template <int WIDTH, class T> static __device__ __forceinline__ void embedding_a
 
 static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward, a warp each
 
-template <int WIDTH>
+// out (N,C) = or += rows of wte, 0 for tokens outside [first_token, first_token + rows), and rows of wpe. TOKENS,
+// POSITIONS: wte, wpe is there. Row 0 is at position first_position; without TOKENS, `out` holds the other term.
+template <int WIDTH, bool TOKENS, bool POSITIONS>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int N, int T,
-                             int C) {
+    embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, int first_token, int rows,
+                             const floatX *wpe, int first_position, int N, int T, int C) {
     wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
-    const floatX *token = wte + (size_t)tokens[row] * C, *position = wpe + (size_t)(row % T) * C;
+    int token = TOKENS ? tokens[row] - first_token : 0, position = POSITIONS ? (first_position + row) % T : 0;
     for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
-        float x[WIDTH];
-        load_floats(x, token + c);
-        embedding_add(x, position + c);
-        store_floats(out + (size_t)row * C + c, x);
+        floatX *to = out + (size_t)row * C + c;
+        float x[WIDTH] = {};
+        if constexpr (!TOKENS) {
+            load_floats(x, to);
+        } else if (token >= 0 && token < rows) {
+            load_floats(x, wte + (size_t)token * C + c);
+        }
+        if constexpr (POSITIONS) { embedding_add(x, wpe + (size_t)position * C + c); }
+        store_floats(to, x);
     }
+}
+
+template <bool TOKENS, bool POSITIONS>
+static inline void embedding_launch_forward(floatX *out, const int *tokens, const floatX *wte, int first_token,
+                                            int rows, const floatX *wpe, int first_position, int N, int T, int C,
+                                            Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(out, wte, wpe);
+    LAUNCH(
+        (packed ? embedding_forward_kernel<PACK, TOKENS, POSITIONS> : embedding_forward_kernel<1, TOKENS, POSITIONS>),
+        ceil_div(N, EMBEDDING_ROWS), EMBEDDING_ROWS * 32, 0, stream_of(ex), out, tokens, wte, first_token, rows, wpe,
+        first_position, N, T, C);
 }
 
 static inline void cuda_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
                                           int T, int C, Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = C % PACK == 0 && aligned_to_pack(out, wte, wpe);
-    LAUNCH((packed ? embedding_forward_kernel<PACK> : embedding_forward_kernel<1>), ceil_div(B * T, EMBEDDING_ROWS),
-           EMBEDDING_ROWS * 32, 0, stream_of(ex), out, tokens, wte, wpe, B * T, T, C);
-}
-
-template <int WIDTH>
-static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    token_embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, int first, int rows, int N,
-                                   int C) {
-    wait_for_previous_kernel();
-    int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
-    if (row >= N) { return; }
-    int token = tokens[row] - first;
-    bool here = token >= 0 && token < rows;
-    for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
-        float x[WIDTH] = {};
-        if (here) { load_floats(x, wte + (size_t)token * C + c); }
-        store_floats(out + (size_t)row * C + c, x);
-    }
+    embedding_launch_forward<true, true>(out, tokens, wte, 0, INT_MAX, wpe, 0, B * T, T, C, ex);
 }
 
 static inline void cuda_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first, int rows,
                                                 int N, int C, Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = C % PACK == 0 && aligned_to_pack(out, wte);
-    LAUNCH((packed ? token_embedding_forward_kernel<PACK> : token_embedding_forward_kernel<1>),
-           ceil_div(N, EMBEDDING_ROWS), EMBEDDING_ROWS * 32, 0, stream_of(ex), out, tokens, wte, first, rows, N, C);
-}
-
-template <int WIDTH>
-static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    position_embedding_forward_kernel(floatX *x, const floatX *wpe, int first, int N, int T, int C) {
-    wait_for_previous_kernel();
-    int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
-    if (row >= N) { return; }
-    const floatX *position = wpe + (size_t)((first + row) % T) * C;
-    for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
-        float sum[WIDTH];
-        load_floats(sum, x + (size_t)row * C + c);
-        embedding_add(sum, position + c);
-        store_floats(x + (size_t)row * C + c, sum);
-    }
+    embedding_launch_forward<true, false>(out, tokens, wte, first, rows, NULL, 0, N, 1, C, ex);
 }
 
 static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
                                                    Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = C % PACK == 0 && aligned_to_pack(x, wpe);
-    LAUNCH((packed ? position_embedding_forward_kernel<PACK> : position_embedding_forward_kernel<1>),
-           ceil_div(N, EMBEDDING_ROWS), EMBEDDING_ROWS * 32, 0, stream_of(ex), x, wpe, first, N, T, C);
+    embedding_launch_forward<false, true>(x, NULL, NULL, 0, 0, wpe, first, N, T, C, ex);
 }
 
 // ---- backward: dwpe
 
 static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way, to hide the memory's latency
 static constexpr int EMBEDDING_THREADS = 128;  // most threads of a block; each has WIDTH columns
+
+// of a block, where a row takes row_threads
+static inline int embedding_threads(int row_threads) { return min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS); }
 
 // dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order; row 0 is at position `first`. The sum of a
 // position without rows is 0. Block x is the position, y a range of columns.
@@ -136,24 +117,16 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     store_floats(to, sum);
 }
 
-template <class T>
-static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradMode mode, int first, int N,
-                                              int positions, int maxT, int C, cudaStream_t stream) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = C % PACK == 0 && aligned_to_pack(dwpe, dout);
-    int row_threads = packed ? C / PACK : C, threads = min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS);
-    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(row_threads, threads));
-    LAUNCH((packed ? embedding_positions_kernel<PACK, T> : embedding_positions_kernel<1, T>), grid, threads, 0, stream,
-           dwpe, dout, mode, first % positions, N, positions, C);
-}
-
 static inline void cuda_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
                                                     int T, int maxT, int C, Exec *ex) {
-    if (dwpe.dtype == DT_BF16) {
-        embedding_launch_positions((bf16 *)dwpe.at, dout, mode, first, N, T, maxT, C, stream_of(ex));
-    } else {
-        embedding_launch_positions((real *)dwpe.at, dout, mode, first, N, T, maxT, C, stream_of(ex));
-    }
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(dwpe.at, dout);
+    int row_threads = packed ? C / PACK : C, threads = embedding_threads(row_threads);
+    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : T), (unsigned)ceil_div(row_threads, threads));
+    with_type(dwpe.dtype, dwpe.at, [&]<class W>(W *to) {
+        LAUNCH((packed ? embedding_positions_kernel<PACK, W> : embedding_positions_kernel<1, W>), grid, threads, 0,
+               stream_of(ex), to, dout, mode, first % T, N, T, C);
+    });
 }
 
 // ---- backward: the sort
@@ -397,33 +370,25 @@ static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, in
     }
 }
 
-template <class T>
-static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs,
-                                         int rows, int N, int C, cudaStream_t stream) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = C % PACK == 0 && aligned_to_pack(dwte, dout);
-    int row_threads = packed ? C / PACK : C, threads = min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS);
-    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(row_threads, threads));
-    LAUNCH((packed ? embedding_runs_kernel<PACK, T> : embedding_runs_kernel<1, T>), grid, threads, 0, stream, dwte,
-           partial, dout, pairs, (unsigned)rows, N, C);
-}
-
 static inline void cuda_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                  int rows, int N, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
     char *scratch = partials_of<char>(ex, embedding_partials(1, N, C), "token_embedding_backward");
     size_t pairs_bytes = embedding_pairs_bytes(N);
     EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + pairs_bytes);
     int *counts = (int *)(scratch + 2 * pairs_bytes);
     float *partial = (float *)(scratch + 2 * pairs_bytes + embedding_counts_bytes(N));
     embedding_sort(pairs, other, counts, tokens, first, N, stream_of(ex));
-    if (dwte.dtype == DT_BF16) {
-        embedding_launch_runs((bf16 *)dwte.at, partial, dout, pairs, rows, N, C, stream_of(ex));
-    } else {
-        embedding_launch_runs((real *)dwte.at, partial, dout, pairs, rows, N, C, stream_of(ex));
-    }
-    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
-    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream_of(ex), dwte, partial, pairs,
-           (unsigned)rows, N, C);
+    bool packed = C % PACK == 0 && aligned_to_pack(dwte.at, dout);
+    int row_threads = packed ? C / PACK : C, threads = embedding_threads(row_threads),
+        chunks = ceil_div(N, EMBEDDING_CHUNK);
+    with_type(dwte.dtype, dwte.at, [&]<class W>(W *to) {
+        LAUNCH((packed ? embedding_runs_kernel<PACK, W> : embedding_runs_kernel<1, W>),
+               dim3(chunks, ceil_div(row_threads, threads)), threads, 0, stream_of(ex), to, partial, dout, pairs,
+               (unsigned)rows, N, C);
+    });
+    LAUNCH(embedding_fold_kernel, dim3(chunks, ceil_div(C, 32)), EMBEDDING_FOLD_WARPS * 32, 0, stream_of(ex), dwte,
+           partial, pairs, (unsigned)rows, N, C);
 }
 
 static inline void cuda_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,

@@ -1,7 +1,6 @@
 /*
-GELU on the GPU.
-  gelu_forward_kernel         the plain kernel, one element a thread
-  gelu_forward_packed_kernel  32 bytes per thread in flight hide the memory's latency
+GELU on the GPU: two packs of 16 bytes a thread, in flight together, hide the memory's latency. Arrays that are not
+aligned to packs, and the last elements, go one element a thread.
 Each element is read and written once, 2n floatX, so copy bandwidth is the limit. Arithmetic would be a second limit:
 while a bf16 element is copied, an H200 has time for some 25 instructions. The sigmoid therefore takes two instructions
 of the special function unit: about 10 instructions an element forward, and 20 for gelu'.
@@ -27,28 +26,20 @@ static __device__ __forceinline__ float gelu_sigmoid_device(float x) {
 static __device__ __forceinline__ float gelu_value_device(float x) { return x * gelu_sigmoid_device(x); }
 static __device__ __forceinline__ float gelu_slope_device(float x) { return gelu_slope_of(x, gelu_sigmoid_device(x)); }
 
-// the plain kernel, one thread an element: for arrays that are not aligned to packs, and for the last elements
+// A thread has PACKS times WIDTH neighbours, GELU_THREADS WIDTH apart, and loads all before it uses the first. n is a
+// multiple of WIDTH.
+template <int WIDTH, int PACKS>
 static __global__ void __launch_bounds__(GELU_THREADS) gelu_forward_kernel(floatX *out, const floatX *in, size_t n) {
     wait_for_previous_kernel();
-    size_t i = blockIdx.x * (size_t)GELU_THREADS + threadIdx.x;
-    if (i < n) { out[i] = to_floatX(gelu_value_device(to_real(in[i]))); }
-}
-
-// A thread has GELU_PACKS packs of 16 bytes, GELU_THREADS packs apart, and loads all before it uses the first: 32 bytes
-// under way hide the memory's latency. n is a multiple of a pack.
-static __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_forward_packed_kernel(floatX *out, const floatX *in, size_t n) {
-    wait_for_previous_kernel();
-    constexpr int WIDTH = Pack<floatX>::SIZE;
-    size_t first = (blockIdx.x * (size_t)(GELU_THREADS * GELU_PACKS) + threadIdx.x) * WIDTH;
-    float x[GELU_PACKS][WIDTH];
+    size_t first = (blockIdx.x * (size_t)(GELU_THREADS * PACKS) + threadIdx.x) * WIDTH;
+    float x[PACKS][WIDTH];
     UNROLL
-    for (int p = 0; p < GELU_PACKS; p++) {
+    for (int p = 0; p < PACKS; p++) {
         size_t at = first + (size_t)p * GELU_THREADS * WIDTH;
         if (at < n) { load_floats(x[p], in + at); }
     }
     UNROLL
-    for (int p = 0; p < GELU_PACKS; p++) {
+    for (int p = 0; p < PACKS; p++) {
         size_t at = first + (size_t)p * GELU_THREADS * WIDTH;
         if (at >= n) { return; }
         UNROLL
@@ -58,14 +49,14 @@ static __global__ void __launch_bounds__(GELU_THREADS)
 }
 
 static inline void cuda_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
-    constexpr size_t PACK = Pack<floatX>::SIZE, BLOCK = PACK * GELU_THREADS * GELU_PACKS;
+    constexpr size_t PACK = Pack<floatX>::SIZE, THREADS = GELU_THREADS;
     size_t packed = aligned_to_pack(out, in) ? n - n % PACK : 0, rest = n - packed;
     if (packed) {
-        LAUNCH(gelu_forward_packed_kernel, (unsigned)ceil_div(packed, BLOCK), GELU_THREADS, 0, stream_of(ex), out, in,
-               packed);
+        LAUNCH((gelu_forward_kernel<PACK, GELU_PACKS>), ceil_div(packed, PACK * THREADS * GELU_PACKS), GELU_THREADS, 0,
+               stream_of(ex), out, in, packed);
     }
     if (rest) {
-        LAUNCH(gelu_forward_kernel, (unsigned)ceil_div(rest, (size_t)GELU_THREADS), GELU_THREADS, 0, stream_of(ex),
-               out + packed, in + packed, rest);
+        LAUNCH((gelu_forward_kernel<1, 1>), ceil_div(rest, THREADS), GELU_THREADS, 0, stream_of(ex), out + packed,
+               in + packed, rest);
     }
 }

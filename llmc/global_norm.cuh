@@ -53,21 +53,15 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
     if (threadIdx.x == 0) { *out = mode == GRAD_ADD ? sum + *out : sum; }
 }
 
-template <class T> static inline void norm_squared_of(real *out, const T *x, GradMode mode, size_t n, Exec *ex) {
-    constexpr int WIDTH = Pack<T>::SIZE;
-    constexpr size_t SWEEP = NORM_THREADS * WIDTH;
-    size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_MAX_BLOCKS)), SWEEP) * SWEEP;
-    int blocks = n == 0 ? 1 : static_cast<int>(ceil_div(n, range));
-    float *partials = partials_of<float>(ex, static_cast<size_t>(blocks), "global_norm_squared");
-    auto kernel = aligned_to_pack(x) ? norm_blocks_kernel<WIDTH, T> : norm_blocks_kernel<1, T>;
-    LAUNCH(kernel, blocks, NORM_THREADS, 0, stream_of(ex), partials, x, n, range);
-    LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, blocks, mode);
-}
-
 static inline void cuda_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
-    if (x.dtype == DT_BF16) {
-        norm_squared_of(out, static_cast<const bf16 *>(x.at), mode, n, ex);
-    } else {
-        norm_squared_of(out, static_cast<const float *>(x.at), mode, n, ex);
-    }
+    with_type(x.dtype, x.at, [&]<class T>(const T *from) {
+        constexpr int WIDTH = Pack<T>::SIZE;
+        constexpr size_t SWEEP = NORM_THREADS * WIDTH;
+        size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_MAX_BLOCKS)), SWEEP) * SWEEP;
+        int blocks = n == 0 ? 1 : static_cast<int>(ceil_div(n, range));
+        float *partials = partials_of<float>(ex, static_cast<size_t>(blocks), "global_norm_squared");
+        auto kernel = aligned_to_pack(from) ? norm_blocks_kernel<WIDTH, T> : norm_blocks_kernel<1, T>;
+        LAUNCH(kernel, blocks, NORM_THREADS, 0, stream_of(ex), partials, from, n, range);
+        LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, blocks, mode);
+    });
 }

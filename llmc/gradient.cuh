@@ -78,20 +78,14 @@ static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
     store_floats(sum + i, to);
 }
 
-template <class T> static inline void gradient_accumulate_of(float *sum, const T *x, bool add, size_t n, Exec *ex) {
-    constexpr int WIDTH = Pack<T>::SIZE;
-    bool packed = aligned_to_pack(x, sum);
-    size_t threads = packed ? ceil_div(n, static_cast<size_t>(WIDTH)) : n;
-    if (n == 0) { return; }
-    LAUNCH((packed ? gradient_accumulate_kernel<WIDTH, T> : gradient_accumulate_kernel<1, T>),
-           ceil_div(threads, static_cast<size_t>(ACCUMULATE_THREADS)), ACCUMULATE_THREADS, 0, stream_of(ex), sum, x,
-           add, n);
-}
-
 static inline void cuda_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
-    if (x.dtype == DT_BF16) {
-        gradient_accumulate_of(sum, static_cast<const bf16 *>(x.at), mode == GRAD_ADD, n, ex);
-    } else {
-        gradient_accumulate_of(sum, static_cast<const float *>(x.at), mode == GRAD_ADD, n, ex);
-    }
+    if (n == 0) { return; }
+    with_type(x.dtype, x.at, [&]<class T>(const T *from) {
+        constexpr int WIDTH = Pack<T>::SIZE;
+        bool packed = aligned_to_pack(from, sum);
+        size_t threads = packed ? ceil_div(n, static_cast<size_t>(WIDTH)) : n;
+        LAUNCH((packed ? gradient_accumulate_kernel<WIDTH, T> : gradient_accumulate_kernel<1, T>),
+               ceil_div(threads, static_cast<size_t>(ACCUMULATE_THREADS)), ACCUMULATE_THREADS, 0, stream_of(ex), sum,
+               from, mode == GRAD_ADD, n);
+    });
 }

@@ -1,15 +1,14 @@
 /*
-LayerNorm on the GPU. Each operation has two kernels: a plain one for every shape and alignment, and a packed one.
-  layernorm_kernel                  y, with mean and rstd computed or given. A row is read from memory once and from L1
-                                    twice more
-  layernorm_packed_kernel           the same, with the row in registers: 2NC floatX, each element read once
+LayerNorm on the GPU.
+  layernorm_kernel                  y, with mean and rstd computed or given: 2NC floatX. A row is in registers
   layernorm_backward_kernel         reads each row twice, the second time out of the cache
   layernorm_backward_packed_kernel  reads dout, in and dinp once and writes dinp: 4NC floatX. L2 fetches the next rows
                                     while the present ones are used
-Packed kernels access 16 bytes at a time: C is a multiple of Pack<floatX>::SIZE and all arrays are aligned to 16 bytes.
+Packs are accesses of 16 bytes: C is a multiple of Pack<floatX>::SIZE and all arrays are aligned to 16 bytes. Other
+shapes go one element at a time.
 Weight and bias are read by every row, out of L1. All operations are bound by copy bandwidth.
 
-layernorm_forward and layernorm_from_statistics share their kernels, so that y has the same bits. A warp has a row of up
+layernorm_forward and layernorm_from_statistics share their kernel, so that y has the same bits. A warp has a row of up
 to LAYERNORM_PER_LANE packs (or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a
 row that is wider.
 Backward: a thread has the same columns of every row of its block, so that dweight and dbias are sums in registers. A
@@ -37,12 +36,6 @@ static constexpr int LAYERNORM_WARP = 32, LAYERNORM_BLOCK_ROWS = 8;  // rows of 
 static constexpr int LAYERNORM_BLOCK_THREADS = 1024, LAYERNORM_PACKED_BLOCK_THREADS = 256;
 template <int THREADS> static constexpr int layernorm_rows = THREADS == LAYERNORM_WARP ? LAYERNORM_BLOCK_ROWS : 1;
 
-struct LayernormArrays {
-    floatX *out;
-    real *mean, *rstd;  // outputs, or with SAVED_STATISTICS inputs
-    const floatX *in, *weight, *bias;
-};
-
 // sum over the THREADS of a row
 template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum(float x) {
     if constexpr (THREADS == LAYERNORM_WARP) {
@@ -52,64 +45,37 @@ template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum
     }
 }
 
-// The plain kernel. THREADS threads, a warp or a block, have a row, and a thread every THREADS-th element of it.
-// fmaf in both kernels: no compiler may choose to round the product here and not there.
-template <int THREADS, bool SAVED_STATISTICS>
+// THREADS threads, a warp or a block, have a row, and its elements are in their registers: one read of memory, and all
+// of a thread's loads under way before the first is used. WIDTH is a pack, of which a thread has up to PACKS, or 1 if
+// rows are not whole packs or an array is not aligned. mean and rstd are outputs, or with SAVED_STATISTICS inputs.
+// fmaf: no compiler may choose to round the product with one WIDTH and not with the other.
+template <int THREADS, int WIDTH, int PACKS, bool SAVED_STATISTICS>
 static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
-    layernorm_kernel(LayernormArrays a, int N, int C) {
+    layernorm_kernel(floatX *out, real *means, real *rstds, const floatX *in, const floatX *weight, const floatX *bias,
+                     int N, int C) {
     wait_for_previous_kernel();
-    int row = (int)(blockIdx.x * layernorm_rows<THREADS> + threadIdx.x / THREADS);
-    int first = (int)threadIdx.x % THREADS;
-    if (row >= N) { return; }
-    const floatX *x = a.in + (size_t)row * C;
-    float mean, rstd;
-    if constexpr (SAVED_STATISTICS) {
-        mean = a.mean[row];
-        rstd = a.rstd[row];
-    } else {
-        float sum = 0, squares = 0;
-        for (int c = first; c < C; c += THREADS) { sum += to_real(x[c]); }
-        mean = layernorm_row_sum<THREADS>(sum) / (float)C;
-        for (int c = first; c < C; c += THREADS) {
-            float centred = to_real(x[c]) - mean;
-            squares += centred * centred;
-        }
-        rstd = rsqrt_device(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
-        if (first == 0) {
-            a.mean[row] = mean;
-            a.rstd[row] = rstd;
-        }
-    }
-    for (int c = first; c < C; c += THREADS) {
-        float normed = (to_real(x[c]) - mean) * rstd;
-        a.out[(size_t)row * C + c] = to_floatX(fmaf(normed, to_real(a.weight[c]), to_real(a.bias[c])));
-    }
-}
-
-// The same with the thread's part of the row in registers, as packs: one read of memory, and all of the thread's loads
-// under way before the first is used. Up to PACKS packs a thread.
-template <int THREADS, int PACKS, bool SAVED_STATISTICS>
-static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
-    layernorm_packed_kernel(LayernormArrays a, int N, int C) {
-    wait_for_previous_kernel();
-    constexpr int WIDTH = Pack<floatX>::SIZE, STRIDE = THREADS * WIDTH;
+    constexpr int STRIDE = THREADS * WIDTH;
     int row = (int)(blockIdx.x * layernorm_rows<THREADS> + threadIdx.x / THREADS);
     int first = (int)threadIdx.x % THREADS * WIDTH;
     if (row >= N) { return; }
     size_t at = (size_t)row * C;
-    Pack<floatX> x[PACKS];
+    std::conditional_t<WIDTH == 1, float[1], Pack<floatX>> x[PACKS];
     UNROLL
     for (int p = 0; p < PACKS; p++) {
         int c = first + p * STRIDE;
         if (c >= C) { break; }
-        x[p] = load128(a.in + at + c);
+        if constexpr (WIDTH == 1) {
+            x[p][0] = to_real(in[at + c]);
+        } else {
+            x[p] = load128(in + at + c);
+        }
     }
 
     // statistics
     float mean, rstd;
     if constexpr (SAVED_STATISTICS) {
-        mean = a.mean[row];
-        rstd = a.rstd[row];
+        mean = means[row];
+        rstd = rstds[row];
     } else {
         float sum = 0, squares = 0;
         UNROLL
@@ -130,8 +96,8 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
         }
         rstd = rsqrt_device(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
         if (first == 0) {
-            a.mean[row] = mean;
-            a.rstd[row] = rstd;
+            means[row] = mean;
+            rstds[row] = rstd;
         }
     }
 
@@ -140,11 +106,12 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     for (int p = 0; p < PACKS; p++) {
         int c = first + p * STRIDE;
         if (c >= C) { break; }
-        Pack<floatX> weight = load128(a.weight + c), bias = load128(a.bias + c);
-        float y[WIDTH];
+        float w[WIDTH], b[WIDTH], y[WIDTH];
+        load_floats(w, weight + c);
+        load_floats(b, bias + c);
         UNROLL
-        for (int i = 0; i < WIDTH; i++) { y[i] = fmaf((x[p][i] - mean) * rstd, weight[i], bias[i]); }
-        store128(a.out + at + c, Pack<floatX>::of(y));
+        for (int i = 0; i < WIDTH; i++) { y[i] = fmaf((x[p][i] - mean) * rstd, w[i], b[i]); }
+        store_floats(out + at + c, y);
     }
 }
 
@@ -155,44 +122,39 @@ static inline void layernorm_check_channels(int C) {
 }
 
 // with the fewest packs a thread that hold the row
-template <int THREADS, bool SAVED_STATISTICS>
-static inline void layernorm_launch_packed(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
+template <bool SAVED_STATISTICS, int THREADS, int WIDTH>
+static inline void layernorm_launch_row(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
+                                        const floatX *bias, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = layernorm_rows<THREADS>;
-    int packs = ceil_div(C, THREADS * Pack<floatX>::SIZE);
-    auto layernorm_packed = packs <= 4   ? layernorm_packed_kernel<THREADS, 4, SAVED_STATISTICS>
-                            : packs <= 8 ? layernorm_packed_kernel<THREADS, 8, SAVED_STATISTICS>
-                                         : layernorm_packed_kernel<THREADS, LAYERNORM_PER_LANE, SAVED_STATISTICS>;
-    LAUNCH(layernorm_packed, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, arrays, N, C);
+    int packs = ceil_div(C, THREADS * WIDTH);
+    auto layernorm = packs <= 4   ? layernorm_kernel<THREADS, WIDTH, 4, SAVED_STATISTICS>
+                     : packs <= 8 ? layernorm_kernel<THREADS, WIDTH, 8, SAVED_STATISTICS>
+                                  : layernorm_kernel<THREADS, WIDTH, LAYERNORM_PER_LANE, SAVED_STATISTICS>;
+    LAUNCH(layernorm, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, out, mean, rstd, in, weight, bias, N, C);
 }
 
 template <bool SAVED_STATISTICS>
-static inline void layernorm_launch(LayernormArrays a, int N, int C, cudaStream_t stream) {
-    constexpr int PACK = Pack<floatX>::SIZE, WARP_COLUMNS = LAYERNORM_WARP * LAYERNORM_PER_LANE;
-    bool packed = C % PACK == 0 && aligned_to_pack(a.out, a.in, a.weight, a.bias);
+static inline void layernorm_launch(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
+                                    const floatX *bias, int N, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE, WARP = LAYERNORM_WARP;
+    bool packed = C % PACK == 0 && aligned_to_pack(out, in, weight, bias);
+    bool by_warps = C <= WARP * LAYERNORM_PER_LANE * (packed ? PACK : 1);
     layernorm_check_channels(C);
-    if (packed && C <= WARP_COLUMNS * PACK) {
-        layernorm_launch_packed<LAYERNORM_WARP, SAVED_STATISTICS>(a, N, C, stream);
-    } else if (packed) {
-        layernorm_launch_packed<LAYERNORM_PACKED_BLOCK_THREADS, SAVED_STATISTICS>(a, N, C, stream);
-    } else if (C <= WARP_COLUMNS) {
-        LAUNCH((layernorm_kernel<LAYERNORM_WARP, SAVED_STATISTICS>), ceil_div(N, LAYERNORM_BLOCK_ROWS),
-               LAYERNORM_WARP * LAYERNORM_BLOCK_ROWS, 0, stream, a, N, C);
-    } else {
-        LAUNCH((layernorm_kernel<LAYERNORM_BLOCK_THREADS, SAVED_STATISTICS>), N, LAYERNORM_BLOCK_THREADS, 0, stream, a,
-               N, C);
-    }
+    auto launch = packed     ? by_warps ? layernorm_launch_row<SAVED_STATISTICS, WARP, PACK>
+                                        : layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_PACKED_BLOCK_THREADS, PACK>
+                      : by_warps ? layernorm_launch_row<SAVED_STATISTICS, WARP, 1>
+                             : layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_BLOCK_THREADS, 1>;
+    launch(out, mean, rstd, in, weight, bias, N, C, stream_of(ex));
 }
 
 static inline void cuda_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                           const floatX *bias, int N, int C, Exec *ex) {
-    LayernormArrays arrays = {out, mean, rstd, in, weight, bias};
-    layernorm_launch<false>(arrays, N, C, stream_of(ex));
+    layernorm_launch<false>(out, mean, rstd, in, weight, bias, N, C, ex);
 }
 
 static inline void cuda_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
                                                   const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
-    LayernormArrays arrays = {out, (real *)mean, (real *)rstd, in, weight, bias};
-    layernorm_launch<true>(arrays, N, C, stream_of(ex));
+    layernorm_launch<true>(out, (real *)mean, (real *)rstd, in, weight, bias, N, C, ex);
 }
 
 // ---- backward
@@ -374,11 +336,10 @@ static inline int layernorm_threads(int row_threads, int max_threads) {
 }
 
 // blocks of `threads` that an A100 holds at once
-static inline int layernorm_packed_limit(int threads) {
-    return LAYERNORM_GRID * (LAYERNORM_PACKED_BLOCKS * LAYERNORM_BATCH_THREADS / threads);
-}
-static inline int layernorm_plain_limit(int threads) {
-    return LAYERNORM_GRID * (LAYERNORM_PLAIN_BLOCKS * LAYERNORM_BACKWARD_THREADS / threads);
+static inline int layernorm_limit(bool packed, int threads) {
+    int most = packed ? LAYERNORM_PACKED_BLOCKS * LAYERNORM_BATCH_THREADS
+                      : LAYERNORM_PLAIN_BLOCKS * LAYERNORM_BACKWARD_THREADS;
+    return LAYERNORM_GRID * (most / threads);
 }
 
 // at most `limit` blocks, each with the same number of batches
@@ -389,7 +350,7 @@ static inline int layernorm_blocks(int limit, int batches) {
 // the backward's scratch in bytes, at most: 2C column sums a block, with as many blocks as packs allow
 static inline size_t layernorm_partials(int N, int C) {
     int threads = layernorm_threads(ceil_div(C, Pack<floatX>::SIZE), LAYERNORM_BATCH_THREADS);
-    return (size_t)min(layernorm_packed_limit(threads), N) * 2 * (size_t)C * sizeof(float);
+    return (size_t)min(layernorm_limit(true, threads), N) * 2 * (size_t)C * sizeof(float);
 }
 
 static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
@@ -406,7 +367,7 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
                                         : layernorm_backward_kernel<1>;
     int row_threads = ceil_div(C, aligned ? PACK : 1), batches = packed ? ceil_div(N, LAYERNORM_BATCH) : N;
     int threads = layernorm_threads(row_threads, packed ? LAYERNORM_BATCH_THREADS : LAYERNORM_BACKWARD_THREADS);
-    int blocks = layernorm_blocks(packed ? layernorm_packed_limit(threads) : layernorm_plain_limit(threads), batches);
+    int blocks = layernorm_blocks(layernorm_limit(packed, threads), batches);
     LAUNCH(layernorm_backward, blocks, threads, 0, stream_of(ex), arrays, partial, N, C);
     gradient_fold(dweight, dbias, partial, mode, blocks, 2 * C, C, stream_of(ex));
 }

@@ -48,10 +48,8 @@ static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
             return false;
         }
         lt_check(mm, alg, status, "cublasLtMatmul");
-    } else if (p->key.out == DT_BF16) {
-        matmul_launch_plain<bf16>(mm, p);
     } else {
-        matmul_launch_plain<real>(mm, p);
+        matmul_launch_plain(mm, p);
     }
     return true;
 }

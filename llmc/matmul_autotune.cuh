@@ -117,29 +117,6 @@ static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
     return DT_FLOATX == DT_BF16 ? 1e-3 : mm->compute == CUBLAS_COMPUTE_32F ? 1e-4 : 2e-3;
 }
 
-// samples of D, GELU's input and the column sums of one run
-typedef struct {
-    size_t count[LT_RESULTS];  // 0: the GEMM does not have this result
-    float at[LT_RESULTS][LT_SAMPLES];
-} LtSamples;
-
-// *samples = up to `most` elements of each result of p's last run
-static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples *samples, size_t most) {
-    int parts = p->key.parts;
-    size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
-    const size_t count[LT_RESULTS] = {m * n, parts & LT_GELU ? m * n : 0, sums};
-    const void *from[LT_RESULTS] = {p->d, p->aux, p->sums.at};
-    const DType type[LT_RESULTS] = {(DType)p->key.out, DT_FLOATX, p->sums.dtype};
-    for (int i = 0; i < LT_RESULTS; i++) {
-        samples->count[i] = min(count[i], most);
-        if (count[i] == 0) { continue; }
-        matmul_launch_sample(mm, mm->scratch, from[i], type[i], count[i], samples->count[i]);
-        CUDA_CHECK(cudaMemcpyAsync(samples->at[i], mm->scratch, samples->count[i] * sizeof(float),
-                                   cudaMemcpyDeviceToHost, mm->stream));
-    }
-    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
-}
-
 // The larger of the relative L2 difference and a tenth of the largest difference of an element, relative to the element
 // plus the root mean square of all: one wrong tile has few of the samples, and hardly changes the L2 difference.
 // Infinite if only one of the two has a NaN or an infinity.
@@ -161,14 +138,6 @@ static inline double lt_result_difference(const float *got, const float *wanted,
     return fmax(norm > 0 ? sqrt(difference / norm) : INFINITY, largest / 10);
 }
 
-static inline double lt_difference(const LtSamples *got, const LtSamples *wanted) {
-    double largest = 0;
-    for (int i = 0; i < LT_RESULTS; i++) {
-        largest = fmax(largest, lt_result_difference(got->at[i], wanted->at[i], wanted->count[i]));
-    }
-    return largest;
-}
-
 // ---- trials
 
 enum { LT_REPEATS = 2, LT_RUNS = 3 };  // the best of LT_REPEATS means, each over LT_RUNS runs
@@ -178,11 +147,30 @@ typedef struct {
     LtMatmul trial;  // the GEMM, with its sums in scratch
     void *saved;     // +=: a copy of the output before the first trial; else NULL
     size_t saved_bytes;
-    size_t samples;           // elements to compare: LT_DOTS of the reference, then LT_SAMPLES
-    LtSamples *wanted, *got;  // results of the reference, and of a trial
-    size_t flush_bytes;       // of the workspace, overwritten to empty L2
+    size_t samples;                                   // elements to compare: LT_DOTS of the reference, then LT_SAMPLES
+    size_t count[LT_RESULTS];                         // elements compared; 0: the GEMM does not have this result
+    float (*wanted)[LT_SAMPLES], (*got)[LT_SAMPLES];  // (LT_RESULTS,LT_SAMPLES): results of the reference; of a trial
+    size_t flush_bytes;                               // of the workspace, overwritten to empty L2
     cudaEvent_t begin, end;
 } LtTrials;
+
+// results = up to t->samples elements of each result of the trial's last run;  t->count = their numbers
+static inline void lt_sample(const CudaMatmuls *mm, LtTrials *t, float (*results)[LT_SAMPLES]) {
+    const LtMatmul *p = &t->trial;
+    int parts = p->key.parts;
+    size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
+    const size_t count[LT_RESULTS] = {m * n, parts & LT_GELU ? m * n : 0, sums};
+    void *const from[LT_RESULTS] = {p->d, p->aux, p->sums.at};
+    const DType type[LT_RESULTS] = {(DType)p->key.out, DT_FLOATX, p->sums.dtype};
+    for (int i = 0; i < LT_RESULTS; i++) {
+        t->count[i] = min(count[i], t->samples);
+        if (count[i] == 0) { continue; }
+        matmul_launch_sample(mm, mm->scratch, from[i], type[i], count[i], t->count[i]);
+        CUDA_CHECK(
+            cudaMemcpyAsync(results[i], mm->scratch, t->count[i] * sizeof(float), cudaMemcpyDeviceToHost, mm->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
+}
 
 static inline void lt_restore_output(const CudaMatmuls *mm, const LtTrials *t) {
     if (!t->saved) { return; }
@@ -194,9 +182,8 @@ static inline void lt_restore_output(const CudaMatmuls *mm, const LtTrials *t) {
 static inline void lt_check_trial(const CudaMatmuls *mm, const LtAlgorithm *alg, cudaError_t error) {
     if (error == cudaSuccess) { return; }
     char text[LT_KEY_TEXT];
-    lt_key_text(text, sizeof text, mm, &alg->key);
     run_error("matmul (%s): %s while cuBLASLt's algorithms were timed; TRAIN_GPT2_AUTOTUNE=0 trains without autotuning",
-              text, cudaGetErrorString(error));
+              lt_key_text(text, mm, &alg->key), cudaGetErrorString(error));
 }
 
 // Runs an algorithm without our kernels; false if cuBLASLt refuses it. The first run of an algorithm loads its kernel.
@@ -235,8 +222,8 @@ static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const
 
 // Runs an algorithm on the operands as they were before the trials. The other outputs hold NaN before, and the sums
 // zeros: an algorithm that leaves something out does not find the results of the one before it. False if it fails.
-static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
-                                 const cublasLtMatmulAlgo_t *algo, LtSamples *samples) {
+static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, LtTrials *t,
+                                 const cublasLtMatmulAlgo_t *algo, float (*results)[LT_SAMPLES]) {
     const LtMatmul *p = &t->trial;
     size_t elements = (size_t)p->key.m * (size_t)p->key.n;
     if (t->saved) {
@@ -248,22 +235,24 @@ static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, 
     CUDA_CHECK(cudaMemsetAsync(mm->trial_sums, 0, LT_SUMS_BYTES, mm->stream));
     if (!lt_try(mm, alg, t, algo)) { return false; }
     matmul_launch_unfused(mm, alg, &t->trial);
-    lt_sample(mm, &t->trial, samples, t->samples);
+    lt_sample(mm, t, results);
     return true;
 }
 
 // True if the algorithm's results agree with t->wanted; if not, prints a note.
-static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
+static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, LtTrials *t,
                              const cublasLtMatmulAlgo_t *algo) {
     if (!lt_run_afresh(mm, alg, t, algo, t->got)) { return false; }
-    double difference = lt_difference(t->got, t->wanted), tolerance = lt_tolerance(mm, &alg->key);
+    double difference = 0, tolerance = lt_tolerance(mm, &alg->key);
+    for (int i = 0; i < LT_RESULTS; i++) {
+        difference = fmax(difference, lt_result_difference(t->got[i], t->wanted[i], t->count[i]));
+    }
     if (difference <= tolerance) { return true; }
     char text[LT_KEY_TEXT];
-    lt_key_text(text, sizeof text, mm, &alg->key);
     fprintf(stderr,
             "train_gpt2: matmul (%s): an algorithm of cuBLASLt is off by %.2g, more than the tolerance of %.2g, and is "
             "skipped\n",
-            text, difference, tolerance);
+            lt_key_text(text, mm, &alg->key), difference, tolerance);
     return false;
 }
 
@@ -272,14 +261,13 @@ static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
     cudaStreamCaptureStatus capture;
     CUDA_CHECK(cudaStreamIsCapturing(mm->stream, &capture));
     if (capture == cudaStreamCaptureStatusNone) { return; }
-    lt_key_text(text, sizeof text, mm, key);
     run_error("matmul (%s) ran first during the capture of a CUDA graph, where it cannot be timed; run it once before",
-              text);
+              lt_key_text(text, mm, key));
 }
 
 // Times the candidates. Keeps the fastest one that agrees and is below `so_far` in alg->algo. Returns its time,
 // infinite if there is none. All candidates write to the GEMM's output.
-static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, const LtTrials *t, float so_far) {
+static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, LtTrials *t, float so_far) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     int count = lt_candidates(mm, alg, list);
     float best = INFINITY;
@@ -312,12 +300,10 @@ static inline bool lt_find_reference(const CudaMatmuls *mm, LtTrials *t, LtAlgor
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     int count = lt_candidates(mm, alg, list), parts = t->trial.key.parts, at = 0;
     size_t dots = min((size_t)LT_DOTS, (size_t)t->trial.key.m * (size_t)t->trial.key.n);
-    memset(t->wanted->count, 0, sizeof t->wanted->count);
-    t->wanted->count[0] = t->samples = dots;
+    t->samples = dots;
     t->trial.key.parts = 0;
     matmul_launch_dots(mm, mm->scratch, &t->trial, dots);
-    CUDA_CHECK(
-        cudaMemcpyAsync(t->wanted->at[0], mm->scratch, dots * sizeof(float), cudaMemcpyDeviceToHost, mm->stream));
+    CUDA_CHECK(cudaMemcpyAsync(t->wanted[0], mm->scratch, dots * sizeof(float), cudaMemcpyDeviceToHost, mm->stream));
     CUDA_CHECK(cudaStreamSynchronize(mm->stream));
     while (at < count && !lt_agrees(mm, alg, t, &list[at])) { at++; }
     t->trial.key.parts = parts;
@@ -353,19 +339,18 @@ static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorit
         return false;
     }
     if (t->saved) { CUDA_CHECK(cudaMemcpyAsync(t->saved, p->d, t->saved_bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
-    t->wanted = (LtSamples *)xmalloc(2 * sizeof *t->wanted);
-    t->got = t->wanted + 1;
+    t->wanted = (float(*)[LT_SAMPLES])xmalloc(2 * LT_RESULTS * sizeof *t->wanted);
+    t->got = t->wanted + LT_RESULTS;
     CUDA_CHECK(cudaEventCreate(&t->begin));
     CUDA_CHECK(cudaEventCreate(&t->end));
     CUDA_CHECK(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, cuda_current_device()));
     t->flush_bytes = min(mm->workspace_bytes, 2 * (size_t)l2_bytes);
     if (lt_find_reference(mm, t, alg)) { return true; }
     char text[LT_KEY_TEXT];
-    lt_key_text(text, sizeof text, mm, &alg->key);
     fprintf(stderr,
             "train_gpt2: matmul (%s): no algorithm of cuBLASLt gives right results; the program's own kernel, which is "
             "slower, is used\n",
-            text);
+            lt_key_text(text, mm, &alg->key));
     lt_trials_end(mm, t);
     lt_destroy_descriptors(alg);
     return false;
@@ -489,12 +474,14 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
     }
     char text[LT_KEY_TEXT], key[AUTOTUNE_KEY], value[AUTOTUNE_VALUE];
     int fused;
-    lt_key_text(text, sizeof text, mm, &alg.key);
-    snprintf(key, sizeof key, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), text);
-    if (mm->cache_path && cache_find(mm->cache_path, key, value, sizeof value) &&
-        parse_number_and_hex(value, &fused, &alg.algo, sizeof alg.algo) &&
-        lt_algorithm_from(mm, &alg, p, fused, alg.algo)) {
-        return alg;
+    snprintf(key, sizeof key, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), lt_key_text(text, mm, &alg.key));
+    if (mm->cache_path && cache_find(mm->cache_path, key, value, sizeof value)) {
+        if (parse_number_and_hex(value, &fused, &alg.algo, sizeof alg.algo) &&
+            lt_algorithm_from(mm, &alg, p, fused, alg.algo)) {
+            return alg;
+        }
+        fprintf(stderr, "train_gpt2: %s has a damaged entry for matmul (%s), which is chosen anew\n", mm->cache_path,
+                text);
     }
     alg.untimed = !timed;
     if (!timed) {

@@ -66,27 +66,28 @@ struct CudaMatmuls {
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };
 
+enum { LT_KEY_TEXT = 256 };  // bytes
+
 // The key as text, for errors and for the autotune cache: "m=96 n=48 k=64 TN BF16->BF16 bias aligned=16,16,16,16,16,16"
-static inline void lt_key_text(char *text, size_t bytes, const CudaMatmuls *mm, const LtKey *k) {
+static inline const char *lt_key_text(char text[LT_KEY_TEXT], const CudaMatmuls *mm, const LtKey *k) {
     static const char *const part[] = {" bias", " gelu", " dgelu", " sum_d", " sum_b"}, *const add[] = {"", "+c", "+="};
     const char *in = DT_FLOATX == DT_BF16 ? "BF16" : mm->compute == CUBLAS_COMPUTE_32F ? "F32" : "TF32";
-    int used = snprintf(text, bytes, "m=%d n=%d k=%d %c%c %s->%s%s", k->m, k->n, k->k, k->transpose_a ? 'T' : 'N',
+    int used = snprintf(text, LT_KEY_TEXT, "m=%d n=%d k=%d %c%c %s->%s%s", k->m, k->n, k->k, k->transpose_a ? 'T' : 'N',
                         k->transpose_b ? 'T' : 'N', in, dtype_name((DType)k->out), add[k->add]);
     for (int i = 0; i < 5; i++) {
-        if (k->parts >> i & 1) { used += snprintf(text + used, bytes - (size_t)used, "%s", part[i]); }
+        if (k->parts >> i & 1) { used += snprintf(text + used, LT_KEY_TEXT - (size_t)used, "%s", part[i]); }
     }
     for (int i = 0; i < LT_POINTERS; i++) {
-        used += snprintf(text + used, bytes - (size_t)used, "%s%d", i ? "," : " aligned=", k->aligned[i]);
+        used += snprintf(text + used, LT_KEY_TEXT - (size_t)used, "%s%d", i ? "," : " aligned=", k->aligned[i]);
     }
+    return text;
 }
-
-enum { LT_KEY_TEXT = 256 };  // bytes
 
 static inline void lt_check(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasStatus_t status, const char *call) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    char text[LT_KEY_TEXT] = "any";
-    if (alg) { lt_key_text(text, sizeof text, mm, &alg->key); }
-    run_error("matmul (%s): %s failed: %s", text, call, cublasLtGetStatusString(status));
+    char text[LT_KEY_TEXT];
+    run_error("matmul (%s): %s failed: %s", alg ? lt_key_text(text, mm, &alg->key) : "any", call,
+              cublasLtGetStatusString(status));
 }
 #define LT_CALL(mm, alg, function, ...) lt_check(mm, alg, function(__VA_ARGS__), #function)
 #define LT_ATTRIBUTE(mm, alg, name, value)                                                                             \

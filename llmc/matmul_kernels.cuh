@@ -193,51 +193,38 @@ static __global__ void matmul_dot_kernel(float *out, const floatX *a, const floa
 
 static inline unsigned matmul_blocks(size_t count, size_t per_block) { return (unsigned)ceil_div(count, per_block); }
 
-template <class T> static inline void matmul_launch_plain(const CudaMatmuls *mm, const LtMatmul *p) {
+static inline void matmul_launch_plain(const CudaMatmuls *mm, const LtMatmul *p) {
     dim3 grid(matmul_blocks(p->key.m, MATMUL_TILE), matmul_blocks(p->key.n, MATMUL_TILE));
-    LAUNCH((matmul_plain_kernel<T>), grid, MATMUL_THREADS, 0, mm->stream, (T *)p->d, p->a, p->b, (const T *)p->c,
-           p->bias, p->aux, p->key);
+    with_type((DType)p->key.out, p->d, [&]<class T>(T *d) {
+        LAUNCH((matmul_plain_kernel<T>), grid, MATMUL_THREADS, 0, mm->stream, d, p->a, p->b, (const T *)p->c, p->bias,
+               p->aux, p->key);
+    });
 }
 
 static inline void matmul_launch_epilogue(const CudaMatmuls *mm, const LtMatmul *p, int parts) {
     constexpr int PACK = Pack<floatX>::SIZE;
     floatX *d = (floatX *)p->d;
     size_t count = (size_t)p->key.m * p->key.n;
-    if (p->key.m % PACK == 0 && aligned_to_pack(d, p->bias, p->aux)) {
-        LAUNCH((matmul_epilogue_kernel<PACK>), matmul_blocks(count, MATMUL_THREADS * PACK), MATMUL_THREADS, 0,
-               mm->stream, d, parts, p->bias, p->aux, count, p->key.m);
-    } else {
-        LAUNCH((matmul_epilogue_kernel<1>), matmul_blocks(count, MATMUL_THREADS), MATMUL_THREADS, 0, mm->stream, d,
-               parts, p->bias, p->aux, count, p->key.m);
-    }
+    bool packed = p->key.m % PACK == 0 && aligned_to_pack(d, p->bias, p->aux);
+    LAUNCH((packed ? matmul_epilogue_kernel<PACK> : matmul_epilogue_kernel<1>),
+           matmul_blocks(count, MATMUL_THREADS * (packed ? PACK : 1)), MATMUL_THREADS, 0, mm->stream, d, parts, p->bias,
+           p->aux, count, p->key.m);
 }
 
-static inline void matmul_launch_fold(const CudaMatmuls *mm, Gradient out, int slices, int cols, GradMode mode) {
-    gradient_fold(out, out, mm->scratch, mode, slices, cols, cols, mm->stream);
-}
-
-static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, const void *x, DType type, size_t count,
+static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, void *x, DType type, size_t count,
                                         size_t samples) {
-    unsigned blocks = matmul_blocks(samples, MATMUL_THREADS);
-    if (type == DT_BF16) {
-        LAUNCH((matmul_sample_kernel<bf16>), blocks, MATMUL_THREADS, 0, mm->stream, out, (const bf16 *)x, count,
-               samples);
-    } else {
-        LAUNCH((matmul_sample_kernel<float>), blocks, MATMUL_THREADS, 0, mm->stream, out, (const float *)x, count,
-               samples);
-    }
+    with_type(type, x, [&]<class T>(const T *from) {
+        LAUNCH((matmul_sample_kernel<T>), matmul_blocks(samples, MATMUL_THREADS), MATMUL_THREADS, 0, mm->stream, out,
+               from, count, samples);
+    });
 }
 
 // before p runs: an output with += still holds C
 static inline void matmul_launch_dots(const CudaMatmuls *mm, float *out, const LtMatmul *p, size_t samples) {
-    unsigned blocks = matmul_blocks(samples, MATMUL_WARPS);
-    if (p->key.out == DT_BF16) {
-        LAUNCH((matmul_dot_kernel<bf16>), blocks, MATMUL_THREADS, 0, mm->stream, out, p->a, p->b, (const bf16 *)p->c,
-               p->key, samples);
-    } else {
-        LAUNCH((matmul_dot_kernel<float>), blocks, MATMUL_THREADS, 0, mm->stream, out, p->a, p->b, (const float *)p->c,
-               p->key, samples);
-    }
+    with_type((DType)p->key.out, p->d, [&]<class T>(T *) {
+        LAUNCH((matmul_dot_kernel<T>), matmul_blocks(samples, MATMUL_WARPS), MATMUL_THREADS, 0, mm->stream, out, p->a,
+               p->b, (const T *)p->c, p->key, samples);
+    });
 }
 
 // out (cols) = or += column sums of x (rows,cols), row-major
@@ -252,7 +239,7 @@ static inline void matmul_launch_column_sums(const CudaMatmuls *mm, Gradient out
     slices = ceil_div(rows, rows_of_slice);
     LAUNCH((packed ? matmul_column_sums_kernel<PACK> : matmul_column_sums_kernel<1>), dim3(groups, slices),
            MATMUL_THREADS, 0, mm->stream, mm->scratch, x, rows, cols, rows_of_slice);
-    matmul_launch_fold(mm, out, slices, cols, mode);
+    gradient_fold(out, out, mm->scratch, mode, slices, cols, cols, mm->stream);
 }
 
 // epilogue parts that cuBLASLt did not fuse, and sums that cuBLASLt left in scratch
@@ -263,6 +250,7 @@ static inline void matmul_launch_unfused(const CudaMatmuls *mm, const LtAlgorith
     if (left & LT_SUM_D) { matmul_launch_column_sums(mm, p->sums, (const floatX *)p->d, k->n, k->m, p->sums_mode); }
     if (left & LT_SUM_B) { matmul_launch_column_sums(mm, p->sums, p->b, k->k, k->n, p->sums_mode); }
     if ((alg->fused & LT_SUMS) && lt_sums(mm, p) != p->sums.at) {
-        matmul_launch_fold(mm, p->sums, 1, alg->fused & LT_SUM_D ? k->m : k->n, p->sums_mode);
+        int cols = alg->fused & LT_SUM_D ? k->m : k->n;
+        gradient_fold(p->sums, p->sums, mm->scratch, p->sums_mode, 1, cols, cols, mm->stream);
     }
 }

@@ -36,25 +36,24 @@ adamw_kernel<[0-9], unsigned char, float>       1 - no   gradients
 adamw_kernel<1,                                 1 - no   the master
 adamw_kernel                                    0 - no   bf16 or codes alone
 # plain kernels: rows that are not whole packs, or arrays that are not aligned to packs
-layernorm_kernel<                               0 - no   one element at a time
-gelu_forward_kernel                             0 - no   one element at a time
+layernorm_kernel<[0-9]+, 1,                     0 - no   one element at a time
 [a-z_]+<1[,>]                                   0 - no   one element at a time
 attention_[a-z]+_kernel<PlainTiles              3 - no   heads of any width, in fp32: scalars where rows are not packs
 matmul_plain_kernel                             0 - no   any shape and alignment, where cuBLASLt has no kernel
 # memory-bound: the narrow loads are rows' statistics, targets and tokens
-layernorm_packed_kernel                         3 2 no   in, weight, bias; mean and rstd
+layernorm_kernel                                3 2 no   in, weight, bias; mean and rstd
 layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight; mean and rstd of two rows
 residual_forward_kernel                         3 0 no   in, residual, bias
-gelu_forward_packed_kernel                      1 0 no   in
+gelu_forward_kernel                             1 0 no   in
 classifier_statistics_kernel                    1 3 no   logits; the target's, a row's end
 classifier_kernel<[0-9]+, [0-9]+, true>         2 8 no   logits once, in two loops; target, a row's ends
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
 classifier_from_statistics_kernel               1 - no   logits; one statistic of each rank
 norm_blocks_kernel                              1 1 no   gradients; the last
 gradient_accumulate_kernel                      2 - no   sum, gradients; the last elements
-embedding_forward_kernel                        2 1 no   a token's row, a position's; the token
-token_embedding_forward_kernel                  1 1 no   a token's row; the token
-position_embedding_forward_kernel               1 0 no   in, a position's row
+embedding_forward_kernel<[0-9]+, true, true>    2 1 no   a token's row, a position's; the token
+embedding_forward_kernel<[0-9]+, true, false>   1 1 no   a token's row; the token
+embedding_forward_kernel                        2 0 no   in, a position's row
 embedding_positions_kernel                      1 0 no   dout of each sequence
 embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
 attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head

@@ -72,7 +72,7 @@ fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=8 replaced "$2" "$3" "failed: $4"; }
 ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward "cuBLASLt, unfused" "matmul (m="
 
 no_other_kernel() {
-    SIMT_BREAK=gelu_forward_packed_kernel:crash run 1 "$trainer" --self-check --device cuda &&
+    SIMT_BREAK="gelu_forward_kernel<PACK:crash" run 1 "$trainer" --self-check --device cuda &&
         grep -q "^gelu_forward  *failed: Aborted: .* a kernel of SIMT_BREAK crashes, and has no other" "$folder/out" &&
         has "$folder/out" "operations without a right kernel on this device: 1 of 24" &&
         [ "$(grep -c '^[a-z_]* .* [0-9]\.[0-9][0-9]$' "$folder/out")" -eq 23 ]
@@ -107,7 +107,7 @@ latest() {
     cp "$folder/remembered" "$folder/latest" || return
     SIMT_BREAK=attention_dq_kernel:128 run 0 "$trainer" --self-check --device cuda &&
         run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note" &&
-        SIMT_BREAK=gelu_forward_packed_kernel run 1 "$trainer" --self-check --device cuda &&
+        SIMT_BREAK="gelu_forward_kernel<PACK" run 1 "$trainer" --self-check --device cuda &&
         run 0 "${train[@]}" && has "$folder/out" "$said" && lacks "$folder/out" "$note"
 }
 ok "a later --self-check overrides a remembered pass" latest
@@ -131,7 +131,7 @@ TRAIN_GPT2_SELF_CHECK='' ok "without the check the same kernel trains wrong" wit
 
 # ends MODE CAUSE: a run ends before training if there is no other kernel
 ends() {
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel$1 SIMT_CHECK_SECONDS=8 \
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="gelu_forward_kernel<PACK$1" SIMT_CHECK_SECONDS=8 \
         run 1 "${train[@]}" -o "$folder/never" &&
         grep -q "^train_gpt2: gelu_forward $2.*, and there is no other kernel (cuda, emulator" "$folder/err" &&
         [ "$(wc -l <"$folder/err")" -eq 1 ] && [ ! -e "$folder/never" ] && [ ! -e "$folder/failed" ]
@@ -171,7 +171,7 @@ ok "a child that is killed once replaces no kernel" child_killed
 broke_off() {
     local parent
     cp "$trainer" "$folder/once"
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel:hang SIMT_CHECK_SECONDS=8 \
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="gelu_forward_kernel<PACK:hang" SIMT_CHECK_SECONDS=8 \
         "$folder/once" "${train[@]:1}" >"$folder/out" 2>"$folder/err" &
     parent=$!
     child_of $parent >"$folder/child" && chmod a-x "$folder/once"

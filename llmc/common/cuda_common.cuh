@@ -2,7 +2,7 @@
 Building blocks of all kernels. fp32 runs from sm_75 on, bf16 from sm_80 on.
 defines: LAUNCH, early_launches_off, CUDA_CHECK, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack,
          load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16, warp_sum,
-         warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats, store_floats
+         warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats, store_floats, with_type
 A kernel uses hardware instructions only through functions of this file and of ptx.cuh, so that the tests can run it on
 a CPU. Shared memory is declared by the macros of ptx.cuh and passed as SharedPtr<T>, so that the tests check accesses.
 */
@@ -188,6 +188,15 @@ template <int WIDTH, class T> static __device__ __forceinline__ void store_float
             for (int i = 0; i < SIZE; i++) { part[i] = x[p + i]; }
             store128(to + p, Pack<T>::of(part));
         }
+    }
+}
+
+// run(x) with the array as its type, bf16 or real: for launches of kernels that are templates over the type
+template <class Run> static inline void with_type(DType dtype, void *array, Run run) {
+    if (dtype == DT_BF16) {
+        run(static_cast<bf16 *>(array));
+    } else {
+        run(static_cast<real *>(array));
     }
 }
 
