@@ -18,7 +18,6 @@ defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cu
 */
 #pragma once
 #include "llmc/common/device.cuh"
-#include "llmc/gemm.h"
 #include "llmc/op_call.h"
 
 struct AttentionShape {
@@ -583,7 +582,7 @@ template <class Tiles, int NUM>
 static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const AttentionPair *pairs, int first, int T) {
     static_assert(NUM <= 2 * Tiles::THREADS, "a thread copies two pairs at most");
     int i = 2 * (int)threadIdx.x;
-    if (i < NUM) { cp_async<16>(to + i * ATTENTION_PAIR_BYTES, pairs + first + i, first + i < T); }
+    if (i < NUM) { cp_async(to + i * ATTENTION_PAIR_BYTES, pairs + first + i, first + i < T); }
 }
 
 template <class Tiles> static constexpr int attention_dkv_shared() {
@@ -722,7 +721,7 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
         UNROLL
         for (int i = 0; i < NUM; i += AT_ONCE) {
             bool copies = THREADS % CHUNKS == 0 || (r < AT_ONCE && i + r < NUM);
-            if (copies) { cp_async<16>(tile + chunk_offset(i + r, c % 2, c / 2), chunk, i < rows_left); }
+            if (copies) { cp_async(tile + chunk_offset(i + r, c % 2, c / 2), chunk, i < rows_left); }
             chunk += (int64_t)AT_ONCE * stride;
         }
     }
@@ -765,7 +764,7 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
 
     // 16 rows from 16m on and 8 columns from 8n on of x += a b
     template <int N>
-    static __device__ __forceinline__ void multiply_add(float (&x)[ROWS][N], int m, int n, const uint32_t (&a)[4],
+    static __device__ __forceinline__ void multiply_mma(float (&x)[ROWS][N], int m, int n, const uint32_t (&a)[4],
                                                         uint32_t b0, uint32_t b1) {
         float *top = &x[2 * m][2 * n], *bottom = &x[2 * m + 1][2 * n];
         float d[4] = {top[0], top[1], bottom[0], bottom[1]};
@@ -790,8 +789,8 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
                 right_factor_transposed(b, rows, n, k, lane);
                 UNROLL
                 for (int m = 0; m < WARP_ROWS / 16; m++) {
-                    multiply_add(x, m, 2 * n, a[m], b[0], b[1]);
-                    multiply_add(x, m, 2 * n + 1, a[m], b[2], b[3]);
+                    multiply_mma(x, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_mma(x, m, 2 * n + 1, a[m], b[2], b[3]);
                 }
             }
         }
@@ -819,8 +818,8 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
                 right_factor(b, rows, k, n, lane);
                 UNROLL
                 for (int m = 0; m < WARP_ROWS / 16; m++) {
-                    multiply_add(sums, m, 2 * n, a[m], b[0], b[1]);
-                    multiply_add(sums, m, 2 * n + 1, a[m], b[2], b[3]);
+                    multiply_mma(sums, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_mma(sums, m, 2 * n + 1, a[m], b[2], b[3]);
                 }
             }
         }

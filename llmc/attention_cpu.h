@@ -277,19 +277,10 @@ typedef struct {
 
 static inline AttentionHead attention_head_alloc(int rows, int width) {
     size_t head = (size_t)rows * width, tile = (size_t)TILE_N * width, scores = (size_t)rows * TILE_N;
-    real *p = (real *)xmalloc((4 * head + 3 * tile + 2 * scores) * sizeof(real));
-    AttentionHead a;
-    a.keys = p;
-    a.values = p + head;
-    a.dkeys = p + 2 * head;
-    a.dvalues = p + 3 * head;
-    p += 4 * head;
-    a.query = p;
-    a.dout = p + tile;
-    a.transposed = p + 2 * tile;
-    p += 3 * tile;
-    a.scores = p;
-    a.dscores = p + scores;
+    real *heads = (real *)xmalloc((4 * head + 3 * tile + 2 * scores) * sizeof(real));
+    real *tiles = heads + 4 * head, *last = tiles + 3 * tile;
+    AttentionHead a = {heads, heads + head, heads + 2 * head, heads + 3 * head, tiles, tiles + tile, tiles + 2 * tile,
+                       last,  last + scores};
     return a;
 }
 

@@ -59,7 +59,7 @@ template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum
 // begins the copy of pack p to `held`, a shared address, as a group of its own; an empty group beyond the row
 static __device__ __forceinline__ void hold_pack(uint32_t held, const floatX *row, int p, int packs) {
     constexpr int BYTES = sizeof(Pack<floatX>);
-    if (p < packs) { cp_async<BYTES>(held + p * BYTES, row + p * Pack<floatX>::SIZE, true); }
+    if (p < packs) { cp_async(held + p * BYTES, row + p * Pack<floatX>::SIZE, true); }
     cp_async_commit();
 }
 

@@ -51,7 +51,7 @@ static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, 
 enum { EMBEDDING_COLUMN_BLOCK = 64 };  // channels with sums in a thread's registers
 
 // The rows of each token in [begin, begin + rows) as a linked list, in order. Returns next, which the caller frees:
-// next[row] is the row after `row`, -1 at the end. (*first)[token - begin] is a token's first row, in the memory behind
+// next[row] is the row after `row`, N at the end. (*first)[token - begin] is a token's first row, in the memory behind
 // next.
 static inline int *embedding_chains(int **first, const int *tokens, int begin, int rows, int N) {
     int most = 0;
@@ -61,7 +61,7 @@ static inline int *embedding_chains(int **first, const int *tokens, int begin, i
     }
     int *next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
     *first = next + N;
-    memset(*first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
+    for (int row = 0; row <= most; row++) { (*first)[row] = N; }
     for (int n = N - 1; n >= 0; n--) {
         int token = tokens[n] - begin;
         if (token < 0 || token >= rows) { continue; }
@@ -76,23 +76,15 @@ static inline void embedding_add_row(real *sum, const floatX *row, int width) {
     for (int c = 0; c < width; c++) { sum[c] += to_real(row[c]); }
 }
 
-// g (C) += row `row` of dout and the rows that follow it in its list
-static inline void embedding_backward_token(Gradient g, const floatX *dout, const int *next, int row, int C) {
+// g (C) (+)= row `row` of dout (N,C) and the rows that follow it: in its list `next`, or if that is NULL every T-th row
+static inline void embedding_add_rows(Gradient g, const floatX *dout, const int *next, int row, GradMode mode, int N,
+                                      int T, int C) {
     for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
         int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
         real sum[EMBEDDING_COLUMN_BLOCK] = {0};
-        for (int n = row; n >= 0; n = next[n]) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
-        gradient_store(g, (size_t)begin, sum, (size_t)width, GRAD_ADD);
-    }
-}
-
-// g (C) (+)= rows row, row + T, row + 2T, ... of dout (N,C)
-static inline void embedding_backward_position(Gradient g, const floatX *dout, int row, GradMode mode, int N, int T,
-                                               int C) {
-    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
-        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
-        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
-        for (int n = row; n < N; n += T) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
+        for (int n = row; n < N; n = next ? next[n] : n + T) {
+            embedding_add_row(sum, dout + (size_t)n * C + begin, width);
+        }
         gradient_store(g, (size_t)begin, sum, (size_t)width, mode);
     }
 }
@@ -105,13 +97,10 @@ static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dou
     for (int n = 0; n < N; n++) {  // most first rows are early: small chunks balance the threads
         int token = tokens[n] - first;
         if (token < 0 || token >= rows || first_row[token] != n) { continue; }
-        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, next, n, C);
+        embedding_add_rows(gradient_at(dwte, (size_t)token * C), dout, next, n, GRAD_ADD, N, 0, C);
     }
     free(next);
 }
-
-// the first row at position t, where row 0 is row `first` of (B,T)
-static inline int embedding_first_row(int t, int first, int T) { return (t + T - first % T) % T; }
 
 static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
                                                    int T, int maxT, int C, Exec *ex) {
@@ -119,8 +108,8 @@ static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *
     int positions = mode == GRAD_SET ? maxT : T;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < positions; t++) {
-        int row = t < T ? embedding_first_row(t, first, T) : N;  // positions from T on have no rows
-        embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, row, mode, N, T, C);
+        int row = t < T ? (t + T - first % T) % T : N;  // the position's first row; from T on there is none
+        embedding_add_rows(gradient_at(dwpe, (size_t)t * C), dout, NULL, row, mode, N, T, C);
     }
 }
 

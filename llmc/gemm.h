@@ -305,11 +305,9 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 
 // ---- one thread's part
 
-typedef struct {
-    real *a;     // (GEMM_K,GEMM_M)
-    real *b;     // (GEMM_K,GEMM_N) or (depth,cols) of no more elements
-    real *sums;  // (GEMM_SUMS_M,GEMM_N) sums over the blocks of K so far, if C cannot hold them
-} GemmBuffers;
+// its memory: packed A (GEMM_K,GEMM_M); packed B (GEMM_K,GEMM_N), or (depth,cols) of no more elements; and sums
+// (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them
+enum { GEMM_B = GEMM_M * GEMM_K, GEMM_SUMS = GEMM_B + GEMM_K * GEMM_N, GEMM_MEMORY = GEMM_SUMS + GEMM_SUMS_M * GEMM_N };
 
 // Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.
 static inline bool gemm_sums_in_c(const Matmul *p) {
@@ -359,8 +357,7 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, PackedRows packe
 }
 
 // Rows [m0, m1) and columns [n0, n1) of C. A block of B fills its buffer: the fewer units, the more columns.
-ALWAYS_INLINE void gemm_area(const Matmul *p, GemmBuffers buffers, size_t m0, size_t m1, size_t n0, size_t n1,
-                             bool pairs) {
+ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1, size_t n0, size_t n1, bool pairs) {
     size_t units = pairs ? (p->K + 1) / 2 : p->K;
     for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
         int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
@@ -369,18 +366,18 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, GemmBuffers buffers, size_t m0, si
         for (size_t j0 = n0; j0 < n1; j0 += (size_t)most_cols) {
             int cols = n1 - j0 < (size_t)most_cols ? (int)(n1 - j0) : most_cols;
             Matrix operand = transposed(matrix_from(p->b, k, j0));
-            PackedColumns b = {buffers.b, (const real *)operand.data, (pairs ? 2 : 1) * operand.col, operand.col};
+            PackedColumns b = {memory + GEMM_B, (const real *)operand.data, (pairs ? 2 : 1) * operand.col, operand.col};
             bool by_tiles = rows_are_vectors(operand, depth, K, pairs) && m1 - m0 >= GEMM_ROWS;
             for (int j = 0; j < cols; j += GEMM_COLS) {
                 int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
                 if (by_tiles && width == GEMM_COLS) { continue; }
-                gemm_pack_b(buffers.b + j * depth, matrix_from(operand, (size_t)j, 0), width, depth, K, pairs);
+                gemm_pack_b(memory + GEMM_B + j * depth, matrix_from(operand, (size_t)j, 0), width, depth, K, pairs);
             }
             for (size_t i = m0; i < m1; i += GEMM_M) {
                 int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
-                PackedRows a = gemm_pack_a(buffers.a, matrix_from(p->a, i, k), rows, depth, K, pairs);
+                PackedRows a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, K, pairs);
                 GemmBlock block = {i, j0, rows, cols, depth, k0 == 0, k0 + depth == units};
-                gemm_block(p, block, a, b, by_tiles && i == m0, buffers.sums + (i - m0) * GEMM_N, pairs);
+                gemm_block(p, block, a, b, by_tiles && i == m0, memory + GEMM_SUMS + (i - m0) * GEMM_N, pairs);
             }
         }
     }
@@ -388,35 +385,28 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, GemmBuffers buffers, size_t m0, si
 
 // If C holds the sums, an area is GEMM_AREA_N columns wide, so that it stays in the cache while all blocks of K are
 // added. Otherwise an area is as large as the buffer of sums.
-ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
+ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
     size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
     for (size_t i = 0; i < p->M; i += rows) {
         for (size_t j = 0; j < p->N; j += cols) {
             size_t end_i = p->M - i < rows ? p->M : i + rows, end_j = p->N - j < cols ? p->N : j + cols;
-            gemm_area(p, buffers, i, end_i, j, end_j, pairs);
+            gemm_area(p, memory, i, end_i, j, end_j, pairs);
         }
     }
 }
 
 // a function for each case, so that profiles and disassemblies name them
-static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
-static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
+static inline void gemm_part_of_reals(const Matmul *p, real *memory) { gemm_part(p, memory, false); }
+static inline void gemm_part_of_pairs(const Matmul *p, real *memory) { gemm_part(p, memory, true); }
 
-// C is divided into rows x cols = threads parts. If rows are divided, each thread packs all of B, and its rows of A are
-// in its cache from the operation before. Columns are divided only if a part would have fewer than GEMM_PART_ROWS rows.
-typedef struct {
-    int rows, cols;
-} GemmParts;
-
-static inline GemmParts gemm_parts(const Matmul *p, int threads) {
-    GemmParts parts = {threads, 1};
-    int tiles = (int)((p->N + GEMM_COLS - 1) / GEMM_COLS);
-    for (int cols = 1; cols <= tiles && p->M < GEMM_PART_ROWS * (size_t)parts.rows; cols++) {
-        if (threads % cols == 0) {
-            parts.rows = threads / cols;
-            parts.cols = cols;
-        }
+// C is divided into threads / cols x cols parts; returns cols. If rows are divided, each thread packs all of B, and its
+// rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
+// GEMM_PART_ROWS rows.
+static inline int gemm_part_columns(const Matmul *p, int threads) {
+    int parts = 1, tiles = (int)((p->N + GEMM_COLS - 1) / GEMM_COLS);
+    for (int cols = 1; cols <= tiles && p->M < GEMM_PART_ROWS * (size_t)(threads / parts); cols++) {
+        if (threads % cols == 0) { parts = cols; }
     }
     return parts;
 }
@@ -429,20 +419,16 @@ static inline size_t gemm_part_start(size_t count, size_t tile, int at, int part
 
 // All threads of a parallel region call gemm, share the work and wait for the end.
 static inline void gemm(const Matmul *p) {
-    int threads = omp_get_num_threads();
-    GemmParts parts = gemm_parts(p, threads);
-    enum { A = GEMM_M * GEMM_K, B = GEMM_K * GEMM_N, SUMS = GEMM_SUMS_M * GEMM_N };
-    real *memory = (real *)xaligned(64, (A + B + SUMS) * sizeof(real));
-    GemmBuffers buffers = {memory, memory + A, memory + A + B};
+    int threads = omp_get_num_threads(), cols = gemm_part_columns(p, threads), rows = threads / cols;
+    real *memory = (real *)xaligned(64, GEMM_MEMORY * sizeof(real));
 #pragma omp for schedule(static, 1)
     for (int t = 0; t < threads; t++) {
-        int row = t / parts.cols, col = t % parts.cols;
-        size_t i = gemm_part_start(p->M, GEMM_ROWS, row, parts.rows),
-               j = gemm_part_start(p->N, GEMM_COLS, col, parts.cols);
+        int row = t / cols, col = t % cols;
+        size_t i = gemm_part_start(p->M, GEMM_ROWS, row, rows), j = gemm_part_start(p->N, GEMM_COLS, col, cols);
         size_t at = i * p->c.row + j;
         Matmul part = *p;
-        part.M = gemm_part_start(p->M, GEMM_ROWS, row + 1, parts.rows) - i;
-        part.N = gemm_part_start(p->N, GEMM_COLS, col + 1, parts.cols) - j;
+        part.M = gemm_part_start(p->M, GEMM_ROWS, row + 1, rows) - i;
+        part.N = gemm_part_start(p->N, GEMM_COLS, col + 1, cols) - j;
         part.a = matrix_from(p->a, i, 0);
         part.b = matrix_from(p->b, 0, j);
         part.c = matrix_from(p->c, i, j);
@@ -451,9 +437,9 @@ static inline void gemm(const Matmul *p) {
         part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
         part.gelu = p->gelu ? p->gelu + at : NULL;
         if (p->bf16_inputs) {
-            gemm_part_of_pairs(&part, buffers);
+            gemm_part_of_pairs(&part, memory);
         } else {
-            gemm_part_of_reals(&part, buffers);
+            gemm_part_of_reals(&part, memory);
         }
     }
     free(memory);

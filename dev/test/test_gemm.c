@@ -264,13 +264,12 @@ TEST(test_subnormals_are_zero) {
 // all parts together are C, whatever the number of threads
 TEST(test_parts_cover_c) {
     Matmul few_rows = {.M = 256, .N = 3072, .K = 768}, many_rows = {.M = 768, .N = 512, .K = 128};
-    assert_int_equal(gemm_parts(&few_rows, 2).cols, 2);
-    assert_int_equal(gemm_parts(&many_rows, 2).cols, 1);
+    assert_int_equal(gemm_part_columns(&few_rows, 2), 2);
+    assert_int_equal(gemm_part_columns(&many_rows, 2), 1);
     for (size_t s = 0; s < LEN(sizes); s++) {
         for (int threads = 1; threads <= 64; threads++) {
             Matmul p = {.M = sizes[s].M * 37, .N = sizes[s].N * 11, .K = sizes[s].K};
-            GemmParts parts = gemm_parts(&p, threads);
-            int rows = parts.rows, cols = parts.cols;
+            int cols = gemm_part_columns(&p, threads), rows = threads / cols;
             assert_int_equal(rows * cols, threads);
             assert_int_equal(gemm_part_start(p.M, GEMM_ROWS, rows, rows), p.M);
             assert_int_equal(gemm_part_start(p.N, GEMM_COLS, cols, cols), p.N);

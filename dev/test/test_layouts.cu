@@ -200,7 +200,7 @@ template <class Tiles> static __global__ void store_places(Place *out) {
     for (int i = 0; i < 4; i++) { out[threadIdx.x * 4 + i] = {Tiles::row(i / 2), Tiles::column(i % 2)}; }
 }
 
-// multiply_add hands mma the sums of rows 0 and 1 and columns 0 and 1 as d[2 * row + column].
+// multiply_mma hands mma the sums of rows 0 and 1 and columns 0 and 1 as d[2 * row + column].
 TEST(test_tile_places) {
     with_each_tile([](auto tiles, AttentionShape) {
         using Tiles = decltype(tiles);

@@ -75,7 +75,7 @@ static __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
 
 // ---- 128-bit packs: the widest access of a thread
 
-// 16 bytes of float or bf16, read and written as float: x[i], x.set(i, value), Pack<T>::of(values).
+// 16 bytes of float or bf16, read and written as float: x[i], Pack<T>::of(values).
 template <class T> struct alignas(16) Pack {
     static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16>, "a pack holds float or bf16");
     static constexpr int SIZE = 16 / static_cast<int>(sizeof(T));
@@ -86,15 +86,6 @@ template <class T> struct alignas(16) Pack {
             return __uint_as_float(word[i]);
         } else {
             return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
-        }
-    }
-    __device__ __forceinline__ void set(int i, float value) {
-        if constexpr (SIZE == 4) {
-            word[i] = __float_as_uint(value);
-        } else if (i % 2) {
-            word[i / 2] = (word[i / 2] & 0xffffu) | pack_bf16(0.0f, value);
-        } else {
-            word[i / 2] = (word[i / 2] & 0xffff0000u) | pack_bf16(value, 0.0f);
         }
     }
     static __device__ __forceinline__ Pack of(const float (&value)[SIZE]) {
@@ -236,24 +227,13 @@ template <int THREADS> static __device__ __forceinline__ float block_max(float x
 
 // ---- asynchronous copies, called by whole warps; shared addresses are from shared_address
 
-// cp_async before sm_80: the thread copies at once, and a later commit or wait has nothing to do
-template <int BYTES> static __device__ __forceinline__ void copy_at_once(uint32_t to, const void *from, bool valid) {
-    if constexpr (BYTES == 16) {
-        store_shared(to, valid ? words_of_pack(load128(static_cast<const float *>(from))) : make_uint4(0, 0, 0, 0));
-    } else if constexpr (BYTES == 8) {
-        store_shared(to, valid ? load64(from) : make_uint2(0, 0));
-    } else {
-        store_shared(to, valid ? __ldg(static_cast<const uint32_t *>(from)) : 0u);
-    }
-}
-
-// Starts a copy of BYTES = 4, 8 or 16 from global to shared memory, both aligned to BYTES. If not `valid`, writes zeros
-// and does not read `from`. Visible to the calling thread after cp_async_wait, to other threads after a barrier too.
-template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
+// Starts a copy of 16 bytes from global to shared memory, both aligned to 16 bytes. If not `valid`, writes zeros and
+// does not read `from`. Visible to the calling thread after cp_async_wait, to other threads after a barrier too. Before
+// sm_80 the thread copies at once, and a later commit or wait has nothing to do.
+static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
     if (has_cp_async()) {
-        start_cp_async<BYTES>(to, from, valid);
+        start_cp_async(to, from, valid);
     } else {
-        copy_at_once<BYTES>(to, from, valid);
+        store_shared(to, valid ? words_of_pack(load128(static_cast<const float *>(from))) : make_uint4(0, 0, 0, 0));
     }
 }

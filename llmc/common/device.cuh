@@ -7,7 +7,6 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stre
 #pragma once
 #include "llmc/common/cuda_common.cuh"  // IWYU pragma: export
 #include "llmc/common/device.h"         // IWYU pragma: export
-#include <sys/resource.h>
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
@@ -152,28 +151,13 @@ static inline void *cuda_allocate(size_t bytes) {
 
 static inline void cuda_release(void *p) { CUDA_CHECK(cudaFree(p)); }
 
-// "12.0 MiB", or the word if the number is SIZE_MAX; returns text
-static inline const char *mib_text(char text[32], size_t bytes, const char *word) {
-    snprintf(text, 32, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-    return bytes == SIZE_MAX ? word : text;
-}
-
-// the limit of locked memory (`ulimit -l`) in bytes; SIZE_MAX: unlimited
-static inline size_t locked_memory_limit(void) {
-    struct rlimit limit;
-    bool known = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-    return known ? static_cast<size_t>(limit.rlim_cur) : SIZE_MAX;
-}
-
 static inline void *cuda_allocate_host(size_t bytes) {
     void *p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 256);
     if (error != cudaSuccess) {
-        char room[32], limit[32];
-        run_error("cannot pin %.1f MiB of host memory (%s): %s free, limit of locked memory (ulimit -l) %s; "
-                  "raise the limit, or give a smaller --offload or -b",
-                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
-                  mib_text(room, host_free_bytes(), "unknown"), mib_text(limit, locked_memory_limit(), "unlimited"));
+        run_error("cannot pin %.1f MiB of host memory (%s); raise the limit of locked memory (ulimit -l), or give a "
+                  "smaller --offload or -b",
+                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error));
     }
     host_zero_parallel(p, bytes);
     return p;

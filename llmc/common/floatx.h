@@ -58,8 +58,7 @@ static inline HOST_DEVICE float bf16_to_float(bf16 x) { return bits_to_float((ui
 
 // round to nearest, ties to even; a NaN stays a NaN
 static inline HOST_DEVICE bf16 float_to_bf16(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
+    uint32_t bits = float_to_bits(f);
     uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
     uint32_t quiet_nan = (bits >> 16) | 0x40u;
     bf16 x = {(uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
@@ -68,8 +67,7 @@ static inline HOST_DEVICE bf16 float_to_bf16(float f) {
 
 // Stochastic rounding: adds 16 random bits below the last kept bit and truncates. The mean is exact.
 static inline HOST_DEVICE bf16 bf16_round_stochastic(float f, uint32_t random_bits) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
+    uint32_t bits = float_to_bits(f);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) { return float_to_bf16(f); }  // NaN: the addition could change its sign
     bf16 x = {(uint16_t)((bits + (random_bits & 0xFFFFu)) >> 16)};
     return x;
@@ -95,33 +93,11 @@ static inline HOST_DEVICE float split_join(bf16 weight, int16_t remainder) {
 //   remainder_of        r minus that weight, as 16 bits; 0 unless floatX is bf16
 //   joined_real         r from weight and remainder
 
-#if defined(PRECISION_FP64)
-typedef double floatX;
-typedef double real;
-#define DT_FLOATX DT_F64
-#define DT_REAL DT_F64
-#define REAL_MATH(function) function
-static inline HOST_DEVICE real to_real(floatX x) { return x; }
-static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
-static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
-    (void)random_bits;
-    return r;
-}
-static inline HOST_DEVICE floatX to_floatX_half_up(real r) { return r; }
-static inline HOST_DEVICE int16_t remainder_of(real r) {
-    (void)r;
-    return 0;
-}
-static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) {
-    (void)remainder;
-    return x;
-}
-#elif defined(PRECISION_BF16)
+#ifdef PRECISION_BF16
 typedef bf16 floatX;
 typedef float real;
 #define DT_FLOATX DT_BF16
 #define DT_REAL DT_F32
-#define REAL_MATH(function) function##f
 static inline HOST_DEVICE real to_real(floatX x) { return bf16_to_float(x); }
 static inline HOST_DEVICE floatX to_floatX(real r) { return float_to_bf16(r); }
 static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
@@ -130,12 +106,15 @@ static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bi
 static inline HOST_DEVICE floatX to_floatX_half_up(real r) { return split_weight(r); }
 static inline HOST_DEVICE int16_t remainder_of(real r) { return split_remainder(r); }
 static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) { return split_join(x, remainder); }
+#else  // floatX is real: nothing is rounded
+#ifdef PRECISION_FP64
+typedef double floatX, real;
+#define DT_FLOATX DT_F64
 #else
-typedef float floatX;
-typedef float real;
+typedef float floatX, real;
 #define DT_FLOATX DT_F32
-#define DT_REAL DT_F32
-#define REAL_MATH(function) function##f
+#endif
+#define DT_REAL DT_FLOATX
 static inline HOST_DEVICE real to_real(floatX x) { return x; }
 static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
 static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
@@ -151,6 +130,12 @@ static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) {
     (void)remainder;
     return x;
 }
+#endif
+
+#ifdef PRECISION_FP64
+#define REAL_MATH(function) function
+#else
+#define REAL_MATH(function) function##f
 #endif
 
 // ||a - b|| / ||b||, in double; ||a - b|| if b is zero. For the self-check and the tests

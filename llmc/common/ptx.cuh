@@ -2,7 +2,7 @@
 The launch of a kernel, shared arrays and PTX instructions, for nvcc. Kernels get them through cuda_common.cuh. The
 tests' emulator puts a file of the same name in place of this one, so that kernels also run on a CPU.
 defines: SM_80, MULTIPROCESSOR_THREADS, LAUNCH_KERNEL, early_launches, wait_for_previous_kernel, UNROLL, NO_UNROLL,
-         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared, load_global,
+         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_address, load_shared, store_shared, load_global,
          store_global, prefetch_l2, exp2_fast, reciprocal_fast, rsqrt_device, log_device, log2_device, ldmatrix_x4,
          ldmatrix_x4_trans, mma_bf16, has_cp_async, start_cp_async, cp_async_commit, cp_async_wait
 */
@@ -76,9 +76,8 @@ template <class T> using SharedPtr = T *;
     extern __shared__ __align__(1024) unsigned char dynamic_shared_bytes[];                                            \
     T *const name = reinterpret_cast<T *>(dynamic_shared_bytes)
 
-// shared_cast<U>(p): the same memory as an array of U. shared_address(p): the 32-bit address that the instructions
-// below take. load_shared<V>, store_shared<V>: one access of sizeof(V) = 4, 8 or 16 bytes at such an address.
-template <class U, class T> static __device__ __forceinline__ U *shared_cast(T *p) { return reinterpret_cast<U *>(p); }
+// shared_address(p): the 32-bit address that the instructions below take. load_shared<V>, store_shared<V>: one access of
+// sizeof(V) = 4, 8 or 16 bytes at such an address.
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -167,14 +166,10 @@ static __device__ __forceinline__ constexpr bool has_cp_async() {
 #endif
 }
 
-template <int BYTES> static __device__ __forceinline__ void start_cp_async(uint32_t to, const void *from, bool valid) {
-    if constexpr (has_cp_async() && BYTES == 16) {  // .cg: through L2 alone
+static __device__ __forceinline__ void start_cp_async(uint32_t to, const void *from, bool valid) {
+    if constexpr (has_cp_async()) {  // .cg: through L2 alone
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                     "r"(valid ? BYTES : 0)
-                     : "memory");
-    } else if constexpr (has_cp_async()) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                     "n"(BYTES), "r"(valid ? BYTES : 0)
+                     "r"(valid ? 16 : 0)
                      : "memory");
     }
 }

@@ -27,8 +27,10 @@ defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, ve
 #endif
 #ifdef PRECISION_FP64
 #define VECTOR_LANES (VECTOR_BYTES / 8)
+typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #else
 #define VECTOR_LANES (VECTOR_BYTES / 4)
+typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #endif
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
@@ -36,12 +38,6 @@ typedef real UnalignedVec __attribute__((vector_size(VECTOR_BYTES), aligned(size
 
 ALWAYS_INLINE vec vec_load(const real *p) { return *(const UnalignedVec *)p; }
 ALWAYS_INLINE void vec_store(real *p, vec v) { *(UnalignedVec *)p = v; }
-
-#ifdef PRECISION_FP64
-typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
-#else
-typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
-#endif
 
 // lanes of a where all bits of the condition are set, lanes of b where none is
 ALWAYS_INLINE vec vec_select(VecBits condition, vec a, vec b) {
@@ -121,11 +117,8 @@ __attribute__((always_inline)) static inline real fast_exp(real x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    uint32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits << 23) + 0x3F800000u;  // 2^n: n is in the low bits, and the exponent field of 2^n is n + 127
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
+    // 2^n: n is in the low bits, and the exponent field of 2^n is n + 127
+    float scale = bits_to_float((float_to_bits(shifted) << 23) + 0x3F800000u);
     return x < -87.3f ? 0.0f : p * scale;
 }
 #endif

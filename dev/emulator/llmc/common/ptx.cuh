@@ -15,7 +15,6 @@ using simt::wait_for_previous_kernel;
 #define NO_UNROLL
 
 // shared.h has SHARED_ARRAY, DYNAMIC_SHARED and SharedPtr
-template <class U, class T> SharedPtr<U> shared_cast(SharedPtr<T> p) { return {p.address, p.begin, p.end}; }
 template <class T> uint32_t shared_address(SharedPtr<T> p) { return p.address; }
 using simt::load_shared;
 using simt::store_shared;
@@ -43,8 +42,6 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { simt::ldmatr
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { simt::mma(d, a, b0, b1); }
 
 inline bool has_cp_async() { return simt::settings().capability >= 80; }
-template <int BYTES> void start_cp_async(uint32_t to, const void *from, bool valid) {
-    simt::start_copy(to, from, BYTES, valid);
-}
+inline void start_cp_async(uint32_t to, const void *from, bool valid) { simt::start_copy(to, from, 16, valid); }
 inline void cp_async_commit() { simt::commit_copies(); }
 template <int PENDING> void cp_async_wait() { simt::wait_for_copies(PENDING); }
