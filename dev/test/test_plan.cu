@@ -260,19 +260,21 @@ static TrainArgs args_of(int B) {
 // Each rung is taken where the one before it lacks a byte. After the last one nothing fits.
 static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *backend, const char *const *rungs) {
     PlanBytes room = {SIZE_MAX, SIZE_MAX};
-    Fit fit = climb(false, a, 0, NUM_RUNGS, c, backend, room);
+    TrainArgs fitting = *a;
+    PlanBytes bytes = climb(&fitting, false, 0, NUM_RUNGS, c, backend, room);
     for (; *rungs; rungs++) {
         char text[FLAG_TEXT];
-        rungs_text(text, &fit.args, a);
-        printf("    %6.2f GiB, %5.2f on the host: %s\n", gibibytes(fit.bytes.device), gibibytes(fit.bytes.host), text);
-        assert_true(fit.fits);
+        rungs_text(text, &fitting, a);
+        printf("    %6.2f GiB, %5.2f on the host: %s\n", gibibytes(bytes.device), gibibytes(bytes.host), text);
+        assert_true(fits(bytes, room));
         assert_string_equal(text, *rungs);
-        ModelOptions o = model_options(&fit.args, c, backend);
-        assert_int_equal(fit.bytes.device, gpt2_plan_bytes(c, &o));
-        room.device = fit.bytes.device - 1;
-        fit = climb(false, a, 0, NUM_RUNGS, c, backend, room);
+        ModelOptions o = model_options(&fitting, c, backend);
+        assert_int_equal(bytes.device, gpt2_plan_bytes(c, &o));
+        room.device = bytes.device - 1;
+        fitting = *a;
+        bytes = climb(&fitting, false, 0, NUM_RUNGS, c, backend, room);
     }
-    assert_false(fit.fits);
+    assert_false(fits(bytes, room));
 }
 
 TEST(test_ladder) {
@@ -333,8 +335,9 @@ TEST(test_fit_keeps_given_flags) {
     char text[FLAG_TEXT];
     a.recompute = 2;
     a.moments = 1;
-    Fit fit = climb(true, &a, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
-    rungs_text(text, &fit.args, &a);
+    TrainArgs fitting = a;
+    climb(&fitting, true, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
+    rungs_text(text, &fitting, &a);
     assert_string_equal(text, "--offload 4");
 }
 

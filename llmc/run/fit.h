@@ -1,6 +1,6 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, Fit, climb, choose_options, check_room,
+defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, climb, choose_options, check_room,
          check_memory, choose_what_fits
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
@@ -118,13 +118,6 @@ static const struct {
 // the levels of -r are the rungs [FIRST_LEVEL, END_OF_LEVELS)
 enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
 
-// flags, and the memory of their plan
-typedef struct {
-    TrainArgs args;
-    PlanBytes bytes;
-    bool fits;
-} Fit;
-
 // the value that the rung's flag has in *a
 static inline int rung_flag(const TrainArgs *a, int rung) {
     int value;
@@ -145,31 +138,36 @@ static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const Tr
 
 static inline double gibibytes(size_t bytes) { return (double)bytes / (1 << 30); }
 
-static inline void fit_measure(Fit *fit, const GPT2Config *c, const Backend *backend, PlanBytes room) {
-    ModelOptions o = model_options(&fit->args, c, backend);
-    fit->bytes = gpt2_plan_both(c, &o);
-    fit->fits = fit->bytes.device <= room.device && fit->bytes.host <= room.host;
+// the memory of the plan of these flags
+static inline PlanBytes plan_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    ModelOptions o = model_options(a, c, backend);
+    return gpt2_plan_both(c, &o);
 }
 
-// Climbs the rungs [from, end) until the plan fits into `room`; returns the last rung if none fits. A rung that saves
-// nothing is skipped: -z on one rank, --offload on a CPU. keeps_given: flags that the user gave stay.
-static inline Fit climb(bool keeps_given, const TrainArgs *given, int from, int end, const GPT2Config *c,
-                        const Backend *backend, PlanBytes room) {
-    Fit fit;
-    fit.args = *given;
-    if (given->recompute == RECOMPUTE_AUTO) { fit.args.recompute = 0; }
-    fit_measure(&fit, c, backend, room);
-    for (int i = from; i < end && !fit.fits; i++) {
-        bool kept = keeps_given && rung_flag(given, i) != rung_flag(&default_args, i);
-        Fit next = fit;
-        if (kept || rung_flag(&fit.args, i) >= ladder[i].value) { continue; }
-        memcpy((char *)&next.args + ladder[i].field, &ladder[i].value, sizeof ladder[i].value);
-        fit_measure(&next, c, backend, room);
-        bool saves =
-            fit.bytes.device > room.device ? next.bytes.device < fit.bytes.device : next.bytes.host < fit.bytes.host;
-        if (saves) { fit = next; }
+static inline bool fits(PlanBytes bytes, PlanBytes room) {
+    return bytes.device <= room.device && bytes.host <= room.host;
+}
+
+// Climbs the rungs [from, end) from the flags *a until the plan fits into `room`, or to the last rung; *a gets its
+// flags. Returns the memory of the plan. A rung that saves nothing is skipped: -z on one rank, --offload on a CPU.
+// keeps_given: flags that the user gave stay.
+static inline PlanBytes climb(TrainArgs *a, bool keeps_given, int from, int end, const GPT2Config *c,
+                              const Backend *backend, PlanBytes room) {
+    const TrainArgs given = *a;
+    if (a->recompute == RECOMPUTE_AUTO) { a->recompute = 0; }
+    PlanBytes bytes = plan_of(a, c, backend);
+    for (int i = from; i < end && !fits(bytes, room); i++) {
+        bool kept = keeps_given && rung_flag(&given, i) != rung_flag(&default_args, i);
+        TrainArgs next = *a;
+        if (kept || rung_flag(a, i) >= ladder[i].value) { continue; }
+        memcpy((char *)&next + ladder[i].field, &ladder[i].value, sizeof ladder[i].value);
+        PlanBytes less = plan_of(&next, c, backend);
+        bool saves = bytes.device > room.device ? less.device < bytes.device : less.host < bytes.host;
+        if (!saves) { continue; }
+        *a = next;
+        bytes = less;
     }
-    return fit;
+    return bytes;
 }
 
 // ---- the memory of a rank
@@ -224,13 +222,14 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
     size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
-    Fit fit = climb(false, a, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
-    ModelOptions o = model_options(&fit.args, c, backend);
+    TrainArgs fitting = *a;
+    climb(&fitting, false, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
+    ModelOptions o = model_options(&fitting, c, backend);
     // a recomputed GELU differs from the fused one in the last bit
-    if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fit.args.recompute == 0 && can_fuse_gelu(&o); }
+    if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fitting.recompute == 0 && can_fuse_gelu(&o); }
     o.classifier_rows = largest_chunk(c, o, whole);
     size_t bytes = gpt2_plan_bytes(c, &o);
-    rungs_text(chosen, &fit.args, a);
+    rungs_text(chosen, &fitting, a);
     snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",
              gibibytes(bytes), gibibytes(whole), bytes > whole ? ", does not fit" : "");
     return o;
@@ -248,14 +247,14 @@ static inline void check_room(const TrainArgs *a, const GPT2Config *c, const Mod
     if (host) { snprintf(what, sizeof what, "--offload %d", a->offload); }
     TrainArgs given = *a;
     if (!o->training) { given.recompute = 0; }  // --generate and --eval do not use -r auto
-    TrainArgs lowest = given;
-    if (host) { lowest.offload = 1; }  // a lower --offload moves less to the host
-    Fit fit = climb(false, &lowest, 0, NUM_RUNGS, c, o->backend, room);
-    rungs_text(flags, &fit.args, &given);
-    if (!fit.fits) { snprintf(flags, sizeof flags, "%s", a->generate ? "-e" : "-e, -b or -t"); }
+    TrainArgs fitting = given;
+    if (host) { fitting.offload = 1; }  // a lower --offload moves less to the host
+    bool found = fits(climb(&fitting, false, 0, NUM_RUNGS, c, o->backend, room), room);
+    rungs_text(flags, &fitting, &given);
+    if (!found) { snprintf(flags, sizeof flags, "%s", a->generate ? "-e" : "-e, -b or -t"); }
     input_error("%s needs %.1f MiB%s%s, and %.1f are free: %.1f too few; %s%s", what, needed,
                 host ? " of host memory" : "", num_ranks(a) > 1 ? " on each rank" : "", free, needed - free,
-                fit.fits ? "it fits with " : "no flags make it fit: give a smaller ", flags);
+                found ? "it fits with " : "no flags make it fit: give a smaller ", flags);
 }
 
 static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
@@ -267,17 +266,18 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
 // Sets the flags of the first rung that fits, and prints it. Stops if nothing fits.
 static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
     PlanBytes room = free_for_each(a, a->fit, backend, world);
-    Fit fit = climb(true, a, 0, NUM_RUNGS, c, backend, room);
-    ModelOptions o = model_options(fit.fits ? &fit.args : a, c, backend);
+    TrainArgs given = *a;
+    PlanBytes bytes = climb(a, true, 0, NUM_RUNGS, c, backend, room);
+    // if nothing fits, the error is about the given flags
+    ModelOptions o = model_options(fits(bytes, room) ? a : &given, c, backend);
     char flags[FLAG_TEXT];
-    if (!fit.fits) { check_room(a, c, &o, room); }
+    check_room(&given, c, &o, room);
     bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
-    if (fuses) { fit.args.fuse_gelu = FUSE_GELU_ON; }
-    rungs_text(flags, &fit.args, a);
-    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(fit.bytes.device), gibibytes(room.device), flags,
+    if (fuses) { a->fuse_gelu = FUSE_GELU_ON; }
+    rungs_text(flags, a, &given);
+    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(bytes.device), gibibytes(room.device), flags,
             fuses ? " -ge 1" : "");
-    if (fit.bytes.host > 0) {
-        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(fit.bytes.host), gibibytes(room.host));
+    if (bytes.host > 0) {
+        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(bytes.host), gibibytes(room.host));
     }
-    *a = fit.args;
 }
