@@ -56,13 +56,12 @@ static inline cJSON *read_json(const char *path) {
 // The integer called `key`. Stops unless it is there and in min..max, which are within 2^53: a double holds it exactly.
 static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!cJSON_IsNumber(item)) {
-        input_error("'%s' has no number named \"%s\", expected as in every GPT-2 checkpoint; copy the file again", path,
-                    key);
-    }
-    double x = item->valuedouble;
+    char *found = cJSON_PrintUnformatted(item);
+    double x = cJSON_IsNumber(item) ? item->valuedouble : NAN;
     if (!(x >= min && x <= max) || x != floor(x)) {
-        input_error("'%s' has %g as \"%s\", expected a whole number from %.0f to %.0f", path, x, key, min, max);
+        input_error("'%s' has %.60s as \"%s\", expected a whole number from %.0f to %.0f; copy the file again", path,
+                    found ? found : "nothing", key, min, max);
     }
+    cJSON_free(found);
     return (int64_t)x;
 }
