@@ -963,7 +963,6 @@ static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
     bool graph = m->options.graph;
     NanCheck check;
     nan_check_open(&check, hooks ? hooks->ops : ops, &m->zero);
-    nan_check_params(&check);
     set_ops(m, &hooked_ops);
     m->exec.hooks = &check.hooks;
     m->options.graph = false;

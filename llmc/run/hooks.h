@@ -1,7 +1,7 @@
 /*
 What hooks the operations of a step: --profile and --nan-check.
 defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close; NanCheck,
-         nan_check_open, nan_check_params, nan_check_result
+         nan_check_open, nan_check_result
 
 --profile times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
 (ui.perfetto.dev) and chrome://tracing open. A timed event of the device is recorded before and after each operation,
@@ -357,9 +357,15 @@ static inline void nan_look(const OpCall *call, int use, Exec *ex) {
         size_t n = wte ? param_count(&c->zero->layout, WTE) : o->rows * o->cols;
         size_t index = nan_find(c, o->at, n, o->dtype, &value);
         if (index == n) { continue; }
+        c->key = c->calls + (use == READ ? 1LL << 40 : 0);
+        if (use == READ) { zero_param_name(name, sizeof name, c->zero, ex->layer, o->at); }
+        if (*name) {
+            snprintf(c->text, sizeof c->text, "%s was not finite before the step: %s in element %zu", name,
+                     nan_name(value), index);
+            continue;
+        }
         if (ex->layer != NO_LAYER) { snprintf(layer, sizeof layer, " of layer %d", ex->layer); }
         if (weight) { zero_param_name(name, sizeof name, c->zero, ex->layer, weight->at); }
-        c->key = c->calls + (use == READ ? 1LL << 40 : 0);
         snprintf(c->text, sizeof c->text, "%s%s%s%s%s %s the first non-finite number, %s in element %zu of %s, %s",
                  call->op, layer, *name ? " (" : "", name, *name ? ")" : "", use == READ ? "read" : "made",
                  nan_name(value), index, o->name, use == READ ? "which no operation wrote" : "from finite inputs");
@@ -382,26 +388,6 @@ static inline void nan_check_open(NanCheck *c, const Ops *ops, const Zero *zero)
     c->zero = zero;
     c->key = LLONG_MAX;
     c->chunk = (unsigned char *)xmalloc(NAN_CHUNK * sizeof(double));
-}
-
-// Checks the weights that this rank updates, before the step: at stage 0 all of them.
-static inline void nan_check_params(NanCheck *c) {
-    const ParamLayout *layout = &c->zero->layout;
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        int layers = param_is_layered(p) ? num_buckets(layout) - 2 : 1;
-        for (int layer = 0; layer < layers && c->key == LLONG_MAX; layer++) {
-            ParamRange range = param_updated_range(layout, p, layer, param_count(layout, p));
-            double value = 0;
-            char name[NAME_LENGTH];
-            size_t index = nan_find(c, c->zero->stored_params + range.params, range.count, DT_FLOATX, &value);
-            if (index == range.count) { continue; }
-            param_name(name, sizeof name, p, layer);
-            c->key = 0;
-            snprintf(c->text, sizeof c->text, "%s was not finite before the step: %s in element %zu", name,
-                     nan_name(value), range.offset + index);
-        }
-    }
 }
 
 // text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
