@@ -134,18 +134,11 @@ def manifests():
 
 
 def data_states():
-    data = {"data_1.txt": b"the first file of the data", "data_2.txt": b"the second file of it"}  # of fuzz_state.c
-    list_of = [{"file": name, "bytes": len(text)} for name, text in data.items()]
     state = {"position": 12, "sequence_length": 4, "seed": 1, "training_data": "0123456789abcdef",
              "training_tokens": 47, "validation_held_out": True}
-    first, second = list_of
-    lists = [list_of, [second, first], [first], [*list_of, first], [first, first], [{}, second],
-             [first, {"file": None}], [{**first, "bytes": 1e308}, second], [first, {**second, "hash": "0000000000000000"}],
-             [{**first, "file": "../data_1.txt"}, second], [{"file": "x" * 300}], {"data_1.txt": first}, [], "text"]
-    for shards in lists:
-        yield b"3" + json.dumps({**state, "shards": shards}).encode()
-        yield b"3" + json.dumps({**state, "validation_held_out": False, "validation_shards": shards}).encode()
-    for change in ({}, {"position": 2**53}, {"position": -1}, {"training_data": "x"}, {"validation_held_out": False}):
+    for change in ({}, {"position": 2**53}, {"position": -1}, {"training_data": "x"}, {"training_data": 5},
+                   {"validation_held_out": False, "validation_data": "fedcba9876543210"},
+                   {"validation_held_out": False, "validation_data": "x"}, {"validation_held_out": False}):
         yield b"3" + json.dumps({**state, **change}).encode()
 
 

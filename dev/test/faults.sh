@@ -845,10 +845,10 @@ faults_data() {
     for how in removed cut grown changed replaced new; do
         rm -rf victim && cp -r expected_data victim && rm -r victim/step_00000120 victim/DONE_00000120
         change_data $how
-        report "a data file is $how between runs: exit 2, named, and resumed" "$(
+        report "a data file is $how between runs: exit 2, and resumed" "$(
             run 2 "${shards[@]}" -o victim -y 1
             one_sentence
-            if [ $how = new ]; then says "$err" "found x_4 of "; else says "$err" "x_2 "; fi
+            says "$err" " tokens of other files, or with another tokenizer, than -i data/x_*, which gives"
             cmp <(metrics victim) <(metrics expected_data) 2>&1 # nothing was deleted
             restore_data
             run 0 "${shards[@]}" -o victim -y 1
@@ -878,10 +878,10 @@ data_of_validation() {
     local -a validated=(-i data/x_1 -j data/x_2 "${shards[@]:2}")
     report "the run with -j" "$(rm -rf victim && run 0 "${validated[@]}" -x 40 -o victim)"
     change_data changed
-    report "a file of -j is changed between runs: exit 2, named, and resumed" "$(
+    report "a file of -j is changed between runs: exit 2, and resumed" "$(
         run 2 "${validated[@]}" -x 60 -o victim -y 1
         one_sentence
-        says "$err" "-j data/x_2: found x_2 of 2000 bytes (hash "
+        says "$err" "was validated on other data than -j data/x_2; give the files"
         restore_data
         run 0 "${validated[@]}" -x 60 -o victim -y 1
         begun_at step_00000040
@@ -1131,14 +1131,14 @@ inputs_of_ranks() {
     local how job id status rank=0 # rank 0 writes metrics.jsonl
     prepare_ranks dp2
     prepare_data
-    report "two ranks, a data file is changed between runs: exit 2, named, and resumed" "$(
+    report "two ranks, a data file is changed between runs: exit 2, and resumed" "$(
         ranks 0 "${shards[@]}" -x 40 -o victim
         cp -r victim expected_shards && rm -r victim/step_00000040 victim/DONE_00000040
         cp -rp data data_whole
         change_data changed
         ranks 2 "${shards[@]}" -x 40 -o victim -y 1
         sentences 1
-        says "$err" "found x_2 of 2000 bytes (hash "
+        says "$err" " tokens of other files, or with another tokenizer, than -i "
         cp -p data_whole/* data
         ranks 0 "${shards[@]}" -x 40 -o victim -y 1
         begun_at step_00000020

@@ -93,7 +93,7 @@ report "a resumed run has the bits of an uninterrupted one" "$(
     cp few.jsonl kept.jsonl
     head -n 399 kept.jsonl >few.jsonl
     run 2 "$trainer" -o resumed -y 1 -x 8
-    says "was trained on other data than -i few.jsonl: few.jsonl has"
+    says "tokens of other files, or with another tokenizer, than -i few.jsonl, which gives"
     mv kept.jsonl few.jsonl
 )"
 report "a model of a learned vocabulary is tuned with its own tokenizer, and resumes with no other" "$(

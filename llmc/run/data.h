@@ -16,7 +16,6 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 #include "llmc/data/dataloader.h"
 #include "llmc/data/examples.h"
 #include "llmc/data/hellaswag.h"
-#include "llmc/data/shard_list.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/parallel/comm.h"
@@ -32,9 +31,8 @@ typedef struct {
     TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
     bool by_default;                           // -i was not given: llm.c's default files
     bool default_model;                        // -i and -e were not given: llm.c's default model
-    char fingerprint[17];  // hash of train_files' contents and the tokenizer of examples; independent of paths
-    cJSON *shards;         // shard_list of train_files; NULL without -o
-    cJSON *val_shards;     // shard_list of val_files; NULL without -o or -j
+    char fingerprint[17];      // hash of train_files' contents and the tokenizer of examples; independent of paths
+    char val_fingerprint[17];  // of val_files
     bool has_examples;  // -i names .jsonl files: the loaders read train_rows and val_rows; files gives the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
@@ -135,9 +133,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
-    bool lists = saves_checkpoints(a) || a->resume;
-    d->shards = lists ? shard_list(&d->train_files) : NULL;
-    d->val_shards = lists && a->val_data ? shard_list(&d->val_files) : NULL;
+    snprintf(d->val_fingerprint, sizeof d->val_fingerprint, "%016" PRIx64, token_files_fingerprint(&d->val_files));
 }
 
 // Stops if weights trained on tokens would read text as bytes: the ids of bytes are other tokens.
@@ -241,8 +237,6 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
         examples_free(&d->examples);
         examples_free(&d->val_examples);
     }
-    cJSON_Delete(d->shards);
-    cJSON_Delete(d->val_shards);
     token_files_close(&d->val_files);
     token_files_close(&d->train_files);
     token_files_close(&d->files);
@@ -265,20 +259,12 @@ static inline void data_state_add(cJSON *state, const RunData *d, const TrainArg
     cJSON_AddNumberToObject(state, "seed", (double)a->seed);
     cJSON_AddStringToObject(state, "training_data", d->fingerprint);
     cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&d->train_files));
-    if (d->shards) { cJSON_AddItemToObject(state, "shards", cJSON_Duplicate(d->shards, true)); }
-    if (d->val_shards) { cJSON_AddItemToObject(state, "validation_shards", cJSON_Duplicate(d->val_shards, true)); }
+    if (a->val_data) { cJSON_AddStringToObject(state, "validation_data", d->val_fingerprint); }
     cJSON_AddBoolToObject(state, "validation_held_out", !a->val_data);
-}
-
-// True, and the difference in `text`, if a list of shards in state.json names other files. Older versions wrote none.
-static inline bool data_shards_differ(char text[256], const cJSON *state, const char *key, const cJSON *now) {
-    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(state, key);
-    return saved && now && shard_list_difference(text, 256, saved, now);
 }
 
 // Stops if a resumed run would read other data, or in another order. file: the path of state.json, for messages.
 static inline void data_state_check(const cJSON *state, const RunData *d, const TrainArgs *a, const char *file) {
-    char difference[256];
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
     int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);
     if (T != a->T || seed != a->seed) {
@@ -292,21 +278,18 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
         input_error("'%s' was trained with%s -j and this run has %s: the training data differs; %s", file,
                     held_out ? "out" : "", held_out ? "one" : "none", held_out ? "leave out -j" : "give the same -j");
     }
-    if (data_shards_differ(difference, state, "shards", d->shards)) {
-        input_error("the run of '%s' was trained on other data than -i %s: %s; give the files it was trained on", file,
-                    a->train_data, difference);
-    }
-    if (data_shards_differ(difference, state, "validation_shards", d->val_shards)) {
-        input_error("the run of '%s' was validated on other data than -j %s: %s; give the files it was validated on, "
-                    "or start a new run from the checkpoint with -e and another -o",
-                    file, a->val_data, difference);
-    }
-    const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
-    if (!fingerprint || strcmp(fingerprint, d->fingerprint) != 0) {
+    const char *train = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
+    const char *val = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "validation_data"));
+    if (!train || strcmp(train, d->fingerprint) != 0) {
         input_error("'%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
                     "-i %s, which gives %" PRIu64 "; give the files it was trained on",
                     file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
                     token_files_total(&d->train_files));
+    }
+    if (val && a->val_data && strcmp(val, d->val_fingerprint) != 0) {  // older versions wrote none
+        input_error("the run of '%s' was validated on other data than -j %s; give the files it was validated on, or "
+                    "start a new run from the checkpoint with -e and another -o",
+                    file, a->val_data);
     }
 }
 
