@@ -108,8 +108,6 @@ stopped_and_ended() {
     [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
 }
 calls_of() { sed -n 's/^calls //p' note; }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && tail -n 4 "$1"; }; }
-metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 holds() { (shopt -s nullglob && cd "$1" 2>/dev/null && echo step_????????); }
 newest() { holds "$1" | sed 's/.* //'; } # RUN: its newest checkpoint, or nothing
 losses_of() { sed -n '/"loss"/p' "$1/metrics.jsonl" 2>/dev/null | wc -l; }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, mpirun, and a check that
-# processes have ended.
+# Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
+# of what they print, llm.c's binary files, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
 export TRAIN_GPT2_SELF_CHECK=  # no check of the emulated GPU at the start of a run, and nothing in the user's cache
@@ -30,6 +30,70 @@ skip() {
     echo "$1"
     echo "[  SKIPPED ] $2 test(s)."
 }
+
+# ---- the trainer on the command line
+
+# in_scratch: makes a folder `scratch`, which is removed at the end, and goes to its empty folder `work`
+in_scratch() {
+    scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
+    trap 'rm -rf "$scratch"' EXIT
+    mkdir "$scratch/work" && cd "$scratch/work" || exit
+}
+
+# A check prints a sentence if it fails, and nothing if it passes.
+run() { # STATUS ARGUMENTS...: runs $trainer with its output in $out and $err; it must exit with STATUS
+    local status=0
+    # shellcheck disable=SC2154  # the script sets trainer
+    "$trainer" "${@:2}" >"$out" 2>"$err" <"${input:-/dev/null}" || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
+says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
+matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
+lacks() { ! grep -qE -- "$2" "$1" || { echo "unexpected /$2/ in:" && head -n 8 "$1"; }; }
+silent() { [ ! -s "$1" ] || { echo "expected nothing:" && head -n 8 "$1"; }; }
+one_line() { [ "$(wc -l <"$1") $(tail -c 1 "$1" | wc -l)" = "1 1" ] || { echo "expected one line:" && cat "$1"; }; }
+equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
+same() { cmp "$1" "$2" 2>&1; }
+# a metrics file without ms, tokens_per_s and mfu, which depend on the clock
+metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+
+# all files and folders of the current folder, with sizes and checksums
+snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }
+# refused NAME WORDS ARGUMENTS...: bad input gives exit 2, one sentence with WORDS on stderr, nothing on stdout, and
+# changes no file
+refused() {
+    local before
+    before=$(snapshot)
+    report "refused: $1" "$(
+        run 2 "${@:3}"
+        one_line "$err"
+        says "$err" "$2"
+        silent "$out"
+        equal "$(diff <(cat <<<"$before") <(snapshot))" ""
+    )"
+}
+
+# ---- llm.c's files
+
+words() { # uint16, little-endian
+    local word bytes=
+    for word; do
+        printf -v word '%04x' "$word"
+        bytes+="\\x${word:2:2}\\x${word:0:2}"
+    done
+    printf '%b' "$bytes"
+}
+# hellaswag EXAMPLES: hellaswag_val.bin, with a context of 3 tokens and endings of 1, 2, 1 and 1
+hellaswag() {
+    local i
+    words 55434 308 1 0 "$1" 0 36 0 # magic number, version, examples, bytes of the longest
+    head -c 1008 /dev/zero
+    for ((i = 0; i < $1; i++)); do # bytes, index, label
+        words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
+    done
+}
+
+# ---- several ranks
 
 # use_mpirun MPI TESTS: prepares the environment for mpirun. MPI: the program's line about MPI, empty in a build without
 # MPI. Without mpirun or MPI, reports TESTS skipped tests and ends the script.

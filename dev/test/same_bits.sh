@@ -24,6 +24,8 @@ for tree; do
     [ -f "$tree/train_gpt2.cu" ] || { echo "same_bits: found no train_gpt2.cu in '$tree'; $usage" >&2 && exit 2; }
 done
 declare -A tree=([before]=$(realpath "$1") [after]=$(realpath "$2")) program
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 merges=$(realpath "$(dirname "$0")/golden/gpt2_2500.bpe")
 vocab=$(realpath -m "${VOCAB:-$(dirname "$0")/../../../shared/data/vocab.bpe}")
 if [ -n "${KEEP:-}" ]; then
@@ -167,7 +169,7 @@ amount() { # samples | all | plan | none
 
 # ---- cases
 
-passed=0 failed=0 skipped=0 number=0
+skipped=0 number=0
 skip() { # NAME REASON
     [[ $1 =~ ${ONLY:-} ]] || return 0
     skipped=$((skipped + 1))
@@ -300,27 +302,12 @@ fine_tuned() {
 }
 both "-e FILE.safetensors in bf16, then -e FOLDER and -j in fp32" samples fine_tuned
 
-# uint16, little-endian
-words() {
-    local word bytes=
-    for word; do
-        printf -v word '%04x' "$word"
-        bytes+="\\x${word:2:2}\\x${word:0:2}"
-    done
-    printf '%b' "$bytes"
-}
-hellaswag() {
+scored() {
     mkdir -p dev/data/hellaswag
-    {
-        words 55434 308 1 0 11 0 36 0 # magic number, version, examples, bytes of the longest
-        head -c 1008 /dev/zero
-        for i in {0..10}; do # bytes, index, label; a context of 3 and endings of 1, 2, 1, 1
-            words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
-        done
-    } >dev/data/hellaswag/hellaswag_val.bin
+    hellaswag 11 >dev/data/hellaswag/hellaswag_val.bin
     run 1 FP32 "${three_layers[@]}" -h 1 -b 4
 }
-both "-h 1, eleven examples" samples hellaswag
+both "-h 1, eleven examples" samples scored
 
 tokenized() {
     run 1 FP32 "${data[@]}" --tokenizer "$bpe" --tokenize shard

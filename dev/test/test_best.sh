@@ -7,31 +7,12 @@ set -uo pipefail
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-cc -O2 -shared -fPIC "$(dirname "$0")/kill_at_rename.c" -o "$scratch/kill.so" || exit
-mkdir "$scratch/work"
-cd "$scratch/work" || exit 1
+source=$(realpath "$(dirname "$0")/kill_at_rename.c")
+in_scratch
+cc -O2 -shared -fPIC "$source" -o "$scratch/kill.so" || exit
 
-run() { # STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
-    local status=0
-    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
-}
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && tail -n 8 "$1"; }; }
-equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
-same() { cmp "$1" "$2" 2>&1; }
-refused() { # NAME WORDS ARGUMENTS...: bad input gives exit 2 and one sentence with WORDS, and writes nothing
-    report "refused: $1" "$(
-        run 2 "${@:3}"
-        says "$err" "$2"
-        equal "$(wc -l <"$err")" 1
-        [ ! -e refused ] || echo "something was written"
-    )"
-}
 # the checkpoints in a run directory, and what is left of others
 holds() { (shopt -s nullglob && cd "$1" && echo best* step*); }
-metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 validations() { sed -nE 's/.*"step":([0-9]+),"val_loss":([^,}]*).*/\1 \2/p' "$1/metrics.jsonl"; }
 lowest() { validations "$1" | LC_ALL=C sort -k2,2g -k1,1n | head -n 1; }
 # steps of the validation with the lowest loss, and of the last one

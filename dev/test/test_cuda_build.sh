@@ -23,8 +23,6 @@ run() { # STATUS ARGUMENTS...: one step of a small model
     "$trainer" -i text -e l2h2c16 -b 2 -t 8 -d 16 -v 0 -s 0 -x 1 "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1" && cat "$err"; }
 }
-silent() { [ ! -s "$1" ] || { echo "expected nothing:" && head -n 8 "$1"; }; }
-matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
 
 report "a build for GPUs trains on a CPU, and names the reason" "$(
     run 0

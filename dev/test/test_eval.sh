@@ -8,18 +8,8 @@ set -uo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/work"
-cd "$scratch/work" || exit 1
+in_scratch
 
-# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
-run() {
-    local status=0
-    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
-}
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
 # prints NAME VALUE...: the last output has these lines, to 1e-5 of the value
 prints() {
     while [ $# -gt 0 ]; do
@@ -27,14 +17,6 @@ prints() {
             END { exit found != 1 }' "$out" || { echo "expected $1 $2 in:" && cat "$out"; }
         shift 2
     done
-}
-refused() { # NAME WORDS ARGUMENTS...
-    report "refuses $1" "$(
-        run 2 "${@:3}"
-        says "$err" "$2"
-        [ "$(wc -l <"$err")" = 1 ] || echo "not one sentence"
-        [ ! -s "$out" ] || echo "printed something"
-    )"
 }
 # write_shard FILE MAGIC COUNT VOCABULARY TOKEN...: a token shard of uint16
 write_shard() {
@@ -44,12 +26,7 @@ write_shard() {
         bytes+="\\x${word:6:2}\\x${word:4:2}\\x${word:2:2}\\x${word:0:2}"
     done
     { printf '%b' "$bytes" && head -c 1008 /dev/zero; } >"$file"
-    bytes=
-    for word in "${@:5}"; do
-        printf -v word '%04x' "$word"
-        bytes+="\\x${word:2:2}\\x${word:0:2}"
-    done
-    printf '%b' "$bytes" >>"$file"
+    words "${@:5}" >>"$file"
 }
 
 # ---- a model that gives 'a' a probability of 1/2 and each other byte 1/510, whatever comes before: all weights are 0,

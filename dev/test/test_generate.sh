@@ -8,27 +8,9 @@ set -uo pipefail
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") golden=$(realpath "$(dirname "$0")/golden")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/work"
-cd "$scratch/work" || exit 1
+in_scratch
+input=input # what every run reads
 
-run() { # STATUS ARGUMENTS...: a sentence unless the trainer, which reads ./input, exits with STATUS
-    local status=0
-    "$trainer" "${@:2}" <input >"$out" 2>"$err" || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
-}
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && tail -n 8 "$1"; }; }
-equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
-same() { cmp "$1" "$2" 2>&1; }
-refused() { # NAME WORDS ARGUMENTS...: bad input gives exit 2 and one sentence with WORDS
-    report "refused: $1" "$(
-        run 2 "${@:3}"
-        says "$err" "$2"
-        equal "$(wc -l <"$err")" 1
-        equal "$(wc -c <"$out")" 0
-    )"
-}
 : >input
 
 # ---- a model of 300 tokens that knows one text: tokens 65, 66 and 67, which are "b", "c" and "d", then end-of-text

@@ -102,7 +102,6 @@ get() {
     scripts/get_data.sh "${@:2}" --mirror "$mirror" >"$out" 2>&1 </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 5 "$out"; }
 }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
 there() { for file; do [ -s "$file" ] || echo "there is no $file"; done; }
 
 report "tinyshakespeare: text, merges and shards, and a model trains on them" "$(

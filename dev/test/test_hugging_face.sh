@@ -21,7 +21,6 @@ run() {
     "$trainer" "${@:2}" >"$out" 2>&1 </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$out"; }
 }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
 
 # transformers reads the text "<|endoftext|>" as the token
 cat "$root"/README.md "$root"/CONTRIBUTING.md "$root"/doc/*.md | sed 's/<|endoftext|>//g' >my.txt

@@ -20,14 +20,6 @@ export OMP_NUM_THREADS=1
 
 # ---- what llm.c's users have: shards, HellaSwag
 
-words() { # uint16, little-endian
-    local word bytes=
-    for word; do
-        printf -v word '%04x' "$word"
-        bytes+="\\x${word:2:2}\\x${word:0:2}"
-    done
-    printf '%b' "$bytes"
-}
 shard() { # FILE: 2731 tokens
     mkdir -p "$(dirname "$1")"
     {
@@ -42,13 +34,7 @@ for set in fineweb10B/fineweb fineweb100B/fineweb edu_fineweb100B/edu_fineweb; d
     for part in train_000001 train_000002 train_000003 val_000000; do shard "dev/data/${set}_$part.bin"; done
 done
 mkdir -p dev/data/hellaswag
-{
-    words 55434 308 1 0 2 0 36 0 # 20240522, version 1, examples, bytes of the longest
-    head -c 1008 /dev/zero
-    for i in 0 1; do # bytes, index, label; a context of 3 and endings of 1, 2, 1, 1
-        words 65535 36 "$i" $((i + 2)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
-    done
-} >dev/data/hellaswag/hellaswag_val.bin
+hellaswag 2 >dev/data/hellaswag/hellaswag_val.bin
 
 # ---- the command lines, with llm.c's arguments
 
@@ -80,7 +66,6 @@ tiny_line() {
         s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
 }
 says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
-equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 steps_of() { sed -nE "s/^s:([0-9]+) $2:.*/\1/p" "$1/main.log" | paste -sd ' '; }
 run() { # STATUS ARGUMENTS...: runs the trainer on one rank, which must exit with STATUS
     local status=0

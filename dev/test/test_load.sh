@@ -10,24 +10,9 @@ set -uo pipefail
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 root=$(realpath "$(dirname "$0")/../..")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/work"
-cd "$scratch/work" || exit 1
+in_scratch
 
-run() { # STATUS ARGUMENTS...: runs the trainer, which must exit with STATUS
-    local expected=$1 status=0
-    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
-    [ "$status" -eq "$expected" ] || { echo "exit status $status, expected $expected: ${*:2}" && tail -n 3 "$err"; }
-}
-refused() { # NAME WORDS ARGUMENTS...: exit 2 and one sentence with WORDS; no run directory is made
-    report "refused: $1" "$(
-        run 2 "${@:3}" -i text -o new
-        [ "$(wc -l <"$err")" -eq 1 ] || echo "expected one line"
-        grep -qF -- "$2" "$err" || { echo "expected '$2' in:" && cat "$err"; }
-        [ ! -e new ] || echo "a run directory was made"
-    )"
-}
+refused_model() { refused "$@" -i text -o new; } # NAME WORDS ARGUMENTS...
 # one update that changes nothing: the checkpoint has the weights that were loaded
 still=(-i text -b 1 -t 16 -x 1 -l 0 -n 1 -v 1 -m 1 -s 0)
 written() { python3 "$root/dev/oracle/model_files.py" "$@" 2>&1; }
@@ -100,19 +85,19 @@ mkdir pickled unfinished && echo PK >pickled/pytorch_model.bin && cp model.bin u
 head -c -4 model.bin >short.bin
 printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
 printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
-refused "an index without one of its files" \
+refused_model "an index without one of its files" \
     "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
-refused "an index that names another file" "and that file has no such tensor" -e lacking -t 16
-refused "another architecture" 'has "llama" as "model_type", expected' -e llama -t 16
-refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
-refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
-refused "a model without config.json" "put a config.json with n_head" -e bare -t 16
-refused "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
-refused "a run directory of llm.c" "give llm.c's model_*.bin itself" -e unfinished -t 16
-refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
-refused "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16
-refused "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17
-refused "a token shard as a model" "is a token shard, expected a GPT-2" -e shard.bin -t 16
+refused_model "an index that names another file" "and that file has no such tensor" -e lacking -t 16
+refused_model "another architecture" 'has "llama" as "model_type", expected' -e llama -t 16
+refused_model "another activation" 'has "relu" as "activation_function"' -e relu -t 16
+refused_model "a config.json that is cut short" "is not a JSON object" -e cut -t 16
+refused_model "a model without config.json" "put a config.json with n_head" -e bare -t 16
+refused_model "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
+refused_model "a run directory of llm.c" "give llm.c's model_*.bin itself" -e unfinished -t 16
+refused_model "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
+refused_model "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16
+refused_model "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17
+refused_model "a token shard as a model" "is a token shard, expected a GPT-2" -e shard.bin -t 16
 
 python=${PYTHON:-$root/build/py/bin/python3}
 if "$python" -c 'import torch, transformers' 2>/dev/null; then

@@ -22,7 +22,6 @@ train() {
     timeout -k 5 300 "$1" "${model[@]}" -o "$2" "${@:3}" >"$2.log" 2>&1 </dev/null || status=$?
     [ "$status" -eq 0 ] || { echo "exit status $status: ${*:2}"; grep train_gpt2: "$2.log"; }
 }
-metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 same_run() { # RUN RUN STEP: the same losses, norms and bits
     cmp <(metrics "$1") <(metrics "$2") 2>&1
     local file

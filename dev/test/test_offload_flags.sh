@@ -8,9 +8,7 @@ set -uo pipefail
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_AUTOTUNE_CACHE=
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-cd "$scratch" || exit 1
+in_scratch
 seq 1 1500 >text
 model=(-i text -e l3h2c32 -b 2 -t 16 -d 64 -r 4 -s 0 -v 0)
 
@@ -19,11 +17,6 @@ run() { # STATUS PROGRAM ARGUMENTS...: the program must exit with STATUS
     "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:3}" && tail -n 3 "$err"; }
 }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
-matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
-lacks() { ! grep -qE -- "$2" "$1" || { echo "unexpected /$2/ in:" && head -n 8 "$1"; }; }
-metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
-same() { cmp "$1" "$2" 2>&1; }
 
 report "--plan: both sides" "$(
     run 0 "$emulated" --plan -e d12 -b 4 -r 4 -s 0 --offload 4

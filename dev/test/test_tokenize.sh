@@ -8,10 +8,8 @@ set -uo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/work" "$scratch/work/corpus"
-cd "$scratch/work" || exit 1
+in_scratch
+mkdir corpus
 
 tokenize() { "$trainer" --tokenizer "$merges" --tokenize "$@" >"$out" 2>"$err"; }
 # run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
@@ -20,7 +18,6 @@ run() {
     tokenize "${@:2}" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
 # same_shards A B: the shards of A and of B are the same files
 same_shards() {
     local file

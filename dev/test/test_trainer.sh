@@ -11,47 +11,13 @@ golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # a second thread would only slow down models this small, above all on a busy machine
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_AUTOTUNE_CACHE=
-scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/work"
-cd "$scratch/work" || exit 1
+in_scratch
 
 # ---- checks
 
-# A check prints a sentence if it fails, and nothing if it passes.
-run() { # STATUS ARGUMENTS...: runs the trainer, which must exit with STATUS
-    local expected=$1 status=0
-    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
-    [ "$status" -eq "$expected" ] || { echo "exit status $status, expected $expected: ${*:2}" && tail -n 3 "$err"; }
-}
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
-matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
-one_line() { [ "$(wc -l <"$1") $(tail -c 1 "$1" | wc -l)" = "1 1" ] || { echo "expected one line:" && cat "$1"; }; }
-silent() { [ ! -s "$1" ] || { echo "expected nothing:" && head -n 8 "$1"; }; }
-same() { cmp "$1" "$2" 2>&1; }
 differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
-equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
 
-# all files and folders of the working folder, with sizes and checksums
-snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }
-
-# refused NAME WORDS ARGUMENTS...: bad input gives exit 2, one sentence with WORDS on stderr, nothing on stdout, and
-# changes no file
-refused() {
-    local before
-    before=$(snapshot)
-    report "refused: $1" "$(
-        run 2 "${@:3}"
-        one_line "$err"
-        says "$err" "$2"
-        silent "$out"
-        equal "$(diff <(cat <<<"$before") <(snapshot))" ""
-    )"
-}
-
-# a metrics file without ms, tokens_per_s and mfu, which depend on the clock
-metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 # flag RUN NAME: a flag in the config.json of RUN
 flag() { sed -nE "s/^[[:space:]]*\"$2\":[[:space:]]*([^,]*),?\$/\1/p" "$1/config.json"; }
 losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
