@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs test programs and ends with `N passed, N failed` over all of them. Each argument is one command line.
-#   scripts/run_tests.sh [--tally FILE] COMMAND... [--together COMMAND...]
-#   --together     as many of the following commands run at a time as there are cores
+#   scripts/run_tests.sh [--tally FILE] COMMAND...
 #   --tally FILE   FILE holds the result of an earlier run, if it exists; this run adds its own
+# One more command runs at a time than there are cores: many of them sleep or wait.
 # A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes,
 # hangs or runs no test counts as one failed test. The output of a failed program is shown. The failed tests, with the
 # command that runs each program again, stand together above the last line.
@@ -63,20 +63,12 @@ if [ "${1:-}" = --tally ]; then
     tally=$2
     shift 2
 fi
-number=0 together=
+number=0
 for test in "$@"; do
-    if [ "$test" = --together ]; then
-        together=yes
-        continue
-    fi
     number=$((number + 1))
     mkdir "$all/$number"
     printf '0 1\nnot finished: %s\n' "$test" >"$all/$number/result"
-    if [ -z "$together" ]; then
-        run "$all/$number" "$test"
-        continue
-    fi
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -gt "$(nproc)" ]; do wait -n; done
     run "$all/$number" "$test" &
 done
 wait

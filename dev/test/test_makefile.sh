@@ -283,7 +283,7 @@ report "the failed tests, with the commands that run them again, stand above the
 exit status 1: scripts/run_tests.sh 'false'
 3 passed, 3 failed
 END_OF
-    ends_with --tally "$folder/tally" --together "cat $folder/shell" "cat $folder/cmocka" false
+    ends_with --tally "$folder/tally" "cat $folder/shell" "cat $folder/cmocka" false
     sed -i "\$d" "$folder/wanted"
     printf '%s\n' "no test ran: scripts/run_tests.sh 'true'" '3 passed, 4 failed' >>"$folder/wanted"
     ends_with --tally "$folder/tally" true

@@ -150,7 +150,7 @@ build/check/nvcc build/check/nvcc_oldest: train_gpt2.cu test_gpt2.cu dev/bench/b
 
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
-# these run after build/check/nvcc, in this order
+# these read what build/check/nvcc leaves
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
 # in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
 # of compilers
@@ -202,7 +202,7 @@ MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 bu
 test: ## test: build and run the tests, about 7 minutes on two cores; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
-	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
+	@scripts/run_tests.sh $(TALLY:%=--tally %) $(SCRIPTS) $(EMULATED) \
 		./test_gpt2 $(TESTS) $(SANITIZED)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 30 minutes
@@ -211,7 +211,7 @@ test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks,
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores
 	@scripts/setup.sh aarch64
 	$(build_parallel) build/aarch64/train_gpt2 $(ON_AARCH64)
-	@scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
+	@scripts/run_tests.sh $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
 test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay build/test/test_processes_bf16 $(TESTS) \
@@ -221,9 +221,9 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@mkdir -p build && rm -f build/tally
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) $(MORE_PROGRAMS)
-	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
-		--together $(MINUTES) $(MODELS:%='env TEST_DEVICE=cuda %') \
+	@scripts/run_tests.sh --tally build/tally $(MINUTES) $(MODELS:%='env TEST_DEVICE=cuda %') \
 		$(ON_HARDWARE) $(ON_SM_75) \
-		$(MORE_EMULATED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
+		$(MORE_EMULATED) $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
+		'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
 
 .PHONY: test test-aarch64 test-faults test-programs test-all
