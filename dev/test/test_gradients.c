@@ -116,7 +116,6 @@ static const GradientCase gradient_cases[] = {
      {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
     {"attention_forward", "attention_backward", 0, 1, {{"qkv", "dqkv"}}},
 };
-enum { NUM_GRADIENT_CASES = sizeof gradient_cases / sizeof gradient_cases[0] };
 
 static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
     Problem forward = problem_make(op_case(c->forward), shape, c->forward_variant);
@@ -132,16 +131,18 @@ static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
     problem_free(&forward);
 }
 
-static void test_backward(void **state) {
-    const GradientCase *c = (const GradientCase *)*state;
-    const OpShape *s;
+TEST(test_backwards) {
     Exec ex = {0};
-    for (int i = 0; (s = op_shape(op_case(c->forward), i)); i++) { check_shape(c, s, &ex); }
+    for (size_t c = 0; c < LEN(gradient_cases); c++) {
+        const OpShape *s;
+        for (int i = 0; (s = op_shape(op_case(gradient_cases[c].forward), i)); i++) {
+            check_shape(&gradient_cases[c], s, &ex);
+        }
+    }
 }
 
 // matmul_backward with gelu_pre: dinp is the gradient of the GELU's input, one layer before the matmul
-static void test_matmul_of_gelu(void **state) {
-    (void)state;
+TEST(test_matmul_of_gelu) {
     Exec ex = {0};
     const OpShape *s;
     for (int i = 0; (s = op_shape(op_case("matmul_forward"), i)); i++) {
@@ -160,8 +161,7 @@ static void test_matmul_of_gelu(void **state) {
 }
 
 // gelu' as matmul_backward applies it on the CPU
-static void test_gelu(void **state) {
-    (void)state;
+TEST(test_gelu) {
     if (ops != &cpu_ops) { skip(); }
     Exec ex = {0};
     const OpShape *s;
@@ -180,8 +180,7 @@ static void test_gelu(void **state) {
 }
 
 // the classifier's logits become their gradient in place; the gradient of padded columns is 0
-static void test_classifier(void **state) {
-    (void)state;
+TEST(test_classifier) {
     Exec ex = {0};
     const OpShape *s;
     for (int i = 0; (s = op_shape(op_case("classifier"), i)); i++) {
@@ -201,15 +200,8 @@ static void test_classifier(void **state) {
 }
 
 int main(void) {
-    enum { OTHERS = 3 };
-    struct CMUnitTest tests[NUM_GRADIENT_CASES + OTHERS] = {
-        cmocka_unit_test(test_matmul_of_gelu), cmocka_unit_test(test_gelu), cmocka_unit_test(test_classifier)};
-    for (int i = 0; i < NUM_GRADIENT_CASES; i++) {
-        struct CMUnitTest test = {gradient_cases[i].backward, test_backward, NULL, NULL, (void *)&gradient_cases[i]};
-        tests[OTHERS + i] = test;
-    }
     ops = &reference_ops;
-    int failed = cmocka_run_group_tests_name("gradients of the textbook", tests, NULL, NULL);
+    int failed = run_all_tests("gradients of the textbook");
     ops = &cpu_ops;
-    return cmocka_run_group_tests_name("gradients on the CPU", tests, NULL, NULL) + failed;
+    return run_all_tests("gradients on the CPU") + failed;
 }
