@@ -82,6 +82,7 @@ struct Bench {
         cuda_event_record(0, ex);
         comm_event_synchronize(0, world, ex);
     }
+    void finish(CommWork work) { comm_wait(work, world, &exec); }
     // checks device memory after all work enqueued on ex
     void assert_holds(const float *memory, Exec *ex) {
         wait(ex);
@@ -90,32 +91,51 @@ struct Bench {
     }
 };
 
-static void test_calls(void **state) {
-    (void)state;
+// ---- in children, so before this process uses the GPU
+
+static void fail_in_a_call(void *unused) {
+    (void)unused;
+    Bench b;
+    run_error("step 20: the loss is NaN");
+}
+
+TEST(test_names_the_rank) { assert_stops(1, "rank 0: step 20: the loss is NaN", fail_in_a_call, NULL); }
+
+static void fail_in_nccl(void *unused) {
+    (void)unused;
+    nccl_check(ncclUnhandledCudaError, "ncclAllReduce(...)");
+}
+
+TEST(test_names_the_memory) {
+    assert_stops(1, "; if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN says more", fail_in_nccl, NULL);
+}
+
+// ---- in this process
+
+TEST(test_calls) {
     Bench b;
     const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
     for (DType dtype : dtypes) {
         size_t count = sizeof b.input / dtype_size(dtype);
         b.fill(7);
-        comm_wait(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.finish(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec));
         b.assert_holds(b.out, &b.exec);
-        comm_wait(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
-        comm_wait(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec), b.world, &b.exec);
+        b.finish(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec));
+        b.finish(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec));
         b.assert_holds(b.out, &b.exec);
         if (dtype == DT_U8) { continue; }
         b.fill(8);
-        comm_wait(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.finish(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec));
         b.assert_holds(b.out, &b.exec);
-        comm_wait(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
-        comm_wait(comm_all_reduce(b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.finish(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec));
+        b.finish(comm_all_reduce(b.out, count, dtype, b.world, &b.exec));
         b.assert_holds(b.out, &b.exec);
     }
     assert_int_equal(b.world->sent_bytes, 0);
     assert_int_equal(b.world->size, 1);
 }
 
-static void test_max(void **state) {
-    (void)state;
+TEST(test_max) {
     Bench b;
     const long long values[] = {0, -7, 1, LLONG_MAX, LLONG_MIN};
     for (long long value : values) { assert_true(comm_max(value, b.world) == value); }
@@ -157,8 +177,7 @@ static bool gather_delayed_input(Bench *b) {
     return cudaEventQuery(b->exec.cuda->events[1]) == cudaErrorNotReady;
 }
 
-static void test_waits_for_compute(void **state) {
-    (void)state;
+TEST(test_waits_for_compute) {
     Bench b;
     cuda_upload(b.out, b.input, sizeof b.input);
     cuda_fill(b.in, 0, sizeof b.input);
@@ -168,8 +187,7 @@ static void test_waits_for_compute(void **state) {
 }
 
 // A collective reads the end of a large upload in a copy stream, which takes longer than the collective.
-static void test_waits_for_copy(void **state) {
-    (void)state;
+TEST(test_waits_for_copy) {
     Bench b;
     const size_t count = size_t{1} << 26, bytes = count * sizeof(float), at = count - COUNT;
     float *host = static_cast<float *>(cuda_allocate_host(bytes)), *device = static_cast<float *>(cuda_allocate(bytes));
@@ -177,7 +195,7 @@ static void test_waits_for_copy(void **state) {
     cuda_fill(device, 0, bytes);
     CopyWork copy = cuda_upload_begin(COPY_PARAMS, device, host, bytes, &b.exec);
     comm_after_copy(copy, b.world, &b.exec);
-    comm_wait(comm_all_gather(b.out, device + at, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    b.finish(comm_all_gather(b.out, device + at, COUNT, DT_F32, b.world, &b.exec));
     cuda_copy_wait(copy, &b.exec);
     b.assert_holds(b.out, &b.exec);
     cuda_release(device);
@@ -192,8 +210,7 @@ static bool wait_for_first(Bench *b) {
     return completes_soon(b->other.cuda->events[0]);
 }
 
-static void test_early_wait(void **state) {
-    (void)state;
+TEST(test_early_wait) {
     Bench b;
     b.first_work = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
     assert_true(held(&b, wait_for_first));
@@ -201,8 +218,7 @@ static void test_early_wait(void **state) {
 }
 
 // waiting for the last collective waits for all earlier ones; a work older than the ring of events can be waited for
-static void test_late_waits(void **state) {
-    (void)state;
+TEST(test_late_waits) {
     Bench b;
     CommWork first = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), last = 0;
     for (int i = 0; i < NCCL_EVENTS + 3; i++) { last = comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec); }
@@ -213,29 +229,26 @@ static void test_late_waits(void **state) {
     b.assert_holds(b.in, &b.other);
 }
 
-static void test_capture(void **state) {
-    (void)state;
+TEST(test_capture) {
     Bench b;
     CommWork before = b.world->calls;
     cuda_capture_begin(&b.exec);
     CommWork gather = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
-    comm_wait(gather, b.world, &b.exec);
-    comm_wait(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    b.finish(gather);
+    b.finish(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec));
     DeviceGraph *graph = cuda_capture_end(&b.exec);
     for (int round = 0; round < 3; round++) {
         b.fill(100 * round);
         cuda_graph_launch(graph, &b.exec);
         b.assert_holds(b.out, &b.exec);
-        comm_wait(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world,
-                  &b.exec);  // outside the graph
+        b.finish(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec));  // outside the graph
         b.assert_holds(b.in, &b.exec);
     }
     assert_int_equal(b.world->calls - before, 5);
     cuda_graph_destroy(graph);
 }
 
-static void test_split(void **state) {
-    (void)state;
+TEST(test_split) {
     Bench b;
     Comm *part = comm_split(b.world, 3, 5);
     assert_int_equal(part->size, 1);
@@ -243,46 +256,11 @@ static void test_split(void **state) {
     b.assert_holds(b.out, &b.exec);
     comm_close(part);
     b.fill(5);
-    comm_wait(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    b.finish(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec));
     b.assert_holds(b.out, &b.exec);
 }
 
-static void fail_in_a_call(void *unused) {
-    (void)unused;
-    Bench b;
-    run_error("step 20: the loss is NaN");
-}
-
-static void test_names_the_rank(void **state) {
-    (void)state;
-    assert_stops(1, "rank 0: step 20: the loss is NaN", fail_in_a_call, NULL);
-}
-
-static void fail_in_nccl(void *unused) {
-    (void)unused;
-    nccl_check(ncclUnhandledCudaError, "ncclAllReduce(...)");
-}
-
-static void test_names_the_memory(void **state) {
-    (void)state;
-    assert_stops(1, "; if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN says more", fail_in_nccl, NULL);
-}
-
-static int test_alone(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names_the_rank),  // in a child, so before this process uses the GPU
-        cmocka_unit_test(test_names_the_memory),
-        cmocka_unit_test(test_calls),
-        cmocka_unit_test(test_max),
-        cmocka_unit_test(test_waits_for_compute),
-        cmocka_unit_test(test_waits_for_copy),
-        cmocka_unit_test(test_early_wait),
-        cmocka_unit_test(test_late_waits),
-        cmocka_unit_test(test_capture),
-        cmocka_unit_test(test_split),
-    };
-    return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
-}
+static int test_alone(void) { return run_all_tests("nccl"); }
 #else
 static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 10 test(s).") == EOF; }
 #endif

@@ -686,7 +686,8 @@ refused "--prompt without a tokenizer" "needs a tokenizer" --generate 5 -e shard
 
 cp -r again bad
 resume=("${full[@]}" -x 9 -o bad -y 1)
-refused "-y 1 with another -e" "holds a model of another shape than -e l2h2c16" -i text -e l2h2c16 "${batch[@]}" -o bad -y 1
+refused "-y 1 with another -e" "holds a model of another shape than -e l2h2c16" -i text -e l2h2c16 \
+    "${batch[@]}" -o bad -y 1
 refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
 refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
 refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
