@@ -50,7 +50,7 @@ build/test/% build/emulated/% build/aarch64/%: fortifies =
 build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16 build/test/train_gpt2_%: \
 	CFLAGS := $(filter-out -g,$(CFLAGS))
 build/emulated/%: CFLAGS := $(without) -O2
-build/emulated/test_plan_bf16: CFLAGS := $(without) -O1
+build/emulated/test_plan_bf16: CFLAGS := $(without) -O0
 build/sanitize/%: CFLAGS := $(without) -O1 -g1
 # -w: gcc warns falsely of code that the sanitizers insert. Other programs compile the same sources with warnings.
 build/sanitize/%: options = -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
