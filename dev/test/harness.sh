@@ -41,10 +41,12 @@ in_scratch() {
 }
 
 # A check prints a sentence if it fails, and nothing if it passes.
-run() { # STATUS ARGUMENTS...: runs $trainer with its output in $out and $err; it must exit with STATUS
+# run STATUS ARGUMENTS...: $trainer must exit with STATUS. Its output is in $out and $err, which may be one file
+run() {
     local status=0
+    rm -f "$out" "$err"
     # shellcheck disable=SC2154  # the script sets trainer
-    "$trainer" "${@:2}" >"$out" 2>"$err" <"${input:-/dev/null}" || status=$?
+    "$trainer" "${@:2}" >>"$out" 2>>"$err" <"${input:-/dev/null}" || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
 says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }

@@ -44,7 +44,8 @@ fault 4 all-refuse 0 2 '^train_gpt2: rank [0-3]: data/none.bin: no such file$'
 # all other ranks wait, some of them for ranks that wait themselves
 fault 2 stopped 0 1 '^train_gpt2: rank 1: a rank has not answered for 1 s \(of 2 ranks, in [a-z_]+\)'
 fault 4 stopped 3 1 '^train_gpt2: rank [0-2]: a rank has not answered for 1 s'
-fault 4 confuses 1 1 '^train_gpt2: rank [0-3]: a rank has not answered for 1 s \(of [24] ranks, in (all|reduce)_[a-z]+\)'
+fault 4 confuses 1 1 \
+    '^train_gpt2: rank [0-3]: a rank has not answered for 1 s \(of [24] ranks, in (all|reduce)_[a-z]+\)'
 # mpirun reports these
 fault 3 killed 1 137 'rank 1 .*exited on signal 9' 0
 fault 3 leaves 2 1 'due to process rank 2 ' 0

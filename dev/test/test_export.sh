@@ -13,17 +13,9 @@ python=${PYTHON:-$root/build/py/bin/python3}
 weights=$("$trainer" --version | sed 's/.*: weights \([A-Z0-9]*\),.*/\1/')
 model_files=$root/dev/oracle/model_files.py
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
-scratch=$(mktemp -d) out=$scratch/out
-trap 'rm -rf "$scratch"' EXIT
-cd "$scratch" || exit 1
+in_scratch
+err=$out
 
-# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
-run() {
-    local status=0
-    "$trainer" "${@:2}" >"$out" 2>&1 </dev/null || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$out"; }
-}
-says() { grep -qF -- "$1" "$out" || { echo "expected '$1' in:" && head -n 8 "$out"; }; }
 no_leftovers() { find . -name '*.part' | sed 's/^/left behind: /'; }
 has_package() { "$python" -c "import $1" 2>/dev/null; }
 # check ARGUMENTS...: the output of gguf_check.py; plain: without packages
@@ -32,7 +24,7 @@ plain() { python=python3 check "$@"; }
 # equals READER MODEL.gguf FOLDER TYPES: a sentence unless the file has the numbers of FOLDER, in TYPES
 equals() {
     "${@:1:2}" "$3" "$4" >"$out"
-    says "equal: $5"
+    says "$out" "equal: $5"
 }
 
 # ---- models that know their text by heart, so that the likeliest token is far ahead of the second
@@ -70,7 +62,7 @@ report "each type, under its name; a GGUF file is replaced" "$(
     for type in F32 F16 BF16; do
         python3 "$model_files" bytes/step_00000150 bytes_$type $type || echo "no folder"
         run 0 --export gguf -e bytes_$type -o bytes_$type.gguf
-        says "bytes_$type.gguf: 0.1M parameters, 256 tokens"
+        says "$out" "bytes_$type.gguf: 0.1M parameters, 256 tokens"
         [ "$(head -c 4 bytes_$type.gguf)" = GGUF ] || echo "bytes_$type.gguf begins with other bytes"
     done
     cp bytes_F16.gguf again.gguf
@@ -81,7 +73,7 @@ report "each type, under its name; a GGUF file is replaced" "$(
 report "bad input" "$(
     refuses() {
         run 2 --export gguf "${@:2}"
-        says "$1"
+        says "$out" "$1"
     }
     cp text.txt text_before.txt
     refuses "give both" -e bytes
@@ -95,9 +87,9 @@ report "bad input" "$(
     refuses "has 300 tokens and the model 256" -e bytes -o x.gguf --tokenizer learned/merges.txt
     refuses "found 2: start it without mpirun" -e bytes -o x.gguf -pn 2 -pi fs -pf .
     run 2 --export pth -e bytes -o x.gguf
-    says "gguf"
+    says "$out" "gguf"
     run 2 --export gguf -e bytes -o x.gguf --type q8_0
-    says "--type was removed: --export keeps the type of the weights; llama.cpp's llama-quantize changes it"
+    says "$out" "--type was removed: --export keeps the type of the weights; llama.cpp's llama-quantize changes it"
     [ ! -e x.gguf ] || echo "x.gguf was written"
     cmp text.txt text_before.txt 2>&1
     no_leftovers
@@ -107,16 +99,16 @@ report "llm.c's file has the bytes of an independent writer: BF16, else F32" "$(
         words=()
         [ $type != BF16 ] || words=(bf16)
         run 0 --export llmc -e bytes_$type -o ours_$type.bin
-        says "ours_$type.bin: 0.1M parameters, 256 tokens"
+        says "$out" "ours_$type.bin: 0.1M parameters, 256 tokens"
         python3 "$model_files" bytes_$type theirs_$type.bin "${words[@]}" || echo "no file"
         cmp theirs_$type.bin ours_$type.bin 2>&1
     done
     run 0 --export llmc -e ours_F32.bin -o ours_F32.bin.copy
     cmp ours_F32.bin ours_F32.bin.copy 2>&1
     run 2 --export llmc -e bytes -o bytes_F16.gguf
-    says "is no model file of llm.c"
+    says "$out" "is no model file of llm.c"
     run 2 --export llmc -e bytes -o absent/x.bin
-    says "-o absent/x.bin could not be written: No such file or directory"
+    says "$out" "-o absent/x.bin could not be written: No such file or directory"
     no_leftovers
 )"
 report "the memory does not grow with the model" "$(
@@ -163,7 +155,7 @@ report "a full disk leaves no file, and an old file as it is" "$(
         status=0
         (ulimit -f 100 && "$trainer" --export $format -e bytes -o old) >"$out" 2>&1 || status=$?
         [ $status -eq 1 ] || echo "exit status $status"
-        says "could not write 'old': File too large; make room or check the disk, then export again"
+        says "$out" "could not write 'old': File too large; make room or check the disk, then export again"
         cmp old "$old" 2>&1
     done
     no_leftovers
@@ -209,11 +201,11 @@ for name in sorted(expected.keys() | found.keys()):
 END
     for type in F32:0 F16:1 BF16:32; do
         plain keys bytes_${type%:*}.gguf >"$out"
-        says "\"general.file_type\": ${type#*:},"
-        says "\"general.name\": \"bytes_${type%:*}\","
+        says "$out" "\"general.file_type\": ${type#*:},"
+        says "$out" "\"general.name\": \"bytes_${type%:*}\","
     done
     plain keys bytes_F16.gguf >"$out"
-    says '"tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 10, "tokenizer.ggml.eos_token_id": 0'
+    says "$out" '"tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 10, "tokenizer.ggml.eos_token_id": 0'
 )"
 
 # ---- the Python package gguf

@@ -11,16 +11,8 @@ root=$(realpath "$(dirname "$0")/../..")
 trainer=$(realpath "${TRAINER:-./train_gpt2}") python=$(realpath -s "${PYTHON:-$root/build/py/bin/python3}")
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error HF_HUB_DISABLE_PROGRESS_BARS=1
-scratch=$(mktemp -d) out=$scratch/out
-trap 'rm -rf "$scratch"' EXIT
-cd "$scratch" || exit 1
-
-# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
-run() {
-    local status=0
-    "$trainer" "${@:2}" >"$out" 2>&1 </dev/null || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$out"; }
-}
+in_scratch
+err=$out
 
 # transformers reads the text "<|endoftext|>" as the token
 cat "$root"/README.md "$root"/CONTRIBUTING.md "$root"/doc/*.md | sed 's/<|endoftext|>//g' >my.txt

@@ -16,6 +16,7 @@ cc -O2 -shared -fPIC dev/test/kill_at_rename.c -o "$folder/kill.so" || exit
 mkdir "$folder/work"
 cd "$folder/work" || exit
 cp "$trainer" train_gpt2cu
+trainer=./train_gpt2cu err=$out
 export OMP_NUM_THREADS=1
 
 # ---- what llm.c's users have: shards, HellaSwag
@@ -65,14 +66,8 @@ tiny_line() {
         s/-d 1048576/-d 2048/; s/-x [0-9]+/-x 8/; s/-v 250/-v 4/; s/-g [0-9]+/-g 5/; s/-u 700/-u 2/; s/-nk 5/-nk 1/
         s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
 }
-says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
+says() { matches "$out" "$1"; }
 steps_of() { sed -nE "s/^s:([0-9]+) $2:.*/\1/p" "$1/main.log" | paste -sd ' '; }
-run() { # STATUS ARGUMENTS...: runs the trainer on one rank, which must exit with STATUS
-    local status=0
-    ./train_gpt2cu "${@:2}" >"$out" 2>&1 </dev/null || status=$?
-    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1: ${*:2}"
-}
-
 for name in "${names[@]}"; do
     report "$name: the arguments as they stand, planned for 8 ranks" "$(
         export OMPI_COMM_WORLD_RANK=0
