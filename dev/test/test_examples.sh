@@ -142,7 +142,7 @@ report "bad input" "$(
     says "train_gpt2: -i broken.jsonl line 2 is no JSON object; expected an object a line: found '{\"text\":'"
     echo '{"messages":[{"role":"human","content":"a"}]}' >strange.jsonl
     run 2 "$trainer" -i strange.jsonl -e l1h1c8 -t 16 -o refused
-    says "line 1 has a message without a content, or without a role of system, user or assistant: found '{\"messages\":[{\"role"
+    says "line 1 has a message without a content, or without a role of system, user or assistant: found '{\"messages\":"
     run 2 "$trainer" -i few.jsonl -j broken.jsonl -e l1h1c8 -t 48 -o refused
     says "-j broken.jsonl line 2"
     echo '{"prompt":"a"}' >lacks.jsonl

@@ -564,7 +564,8 @@ TEST(test_copy_in_flight_is_poisoned) {
 
 // ---- the race check: each case with and without the barrier, wait or write that prevents the race
 
-// Thread i of 64, and an array x of 64 packs, whose first numbers are read and written. Unless `correct`, barriers and waits do nothing.
+// Thread i of 64, and an array x of 64 packs, whose first numbers are read and written. Unless `correct`, barriers and
+// waits do nothing.
 struct Racer {
     SharedPtr<float> x;
     float *global;
