@@ -8,15 +8,30 @@ around the blocks, and the same bits with any number of threads.
 
 enum { LARGEST = (GEMM_N + GEMM_COLS) * (GEMM_K + 5), MAX_THREADS = 5 };
 
-// the arrays of a GEMM, with room for the largest; a and b are rounded to bf16 in a_bf16 and b_bf16
+// the arrays of a GEMM, of n elements each, in one block behind the struct; a and b are rounded to bf16 in a_bf16 and
+// b_bf16
 typedef struct {
-    real a[LARGEST], b[LARGEST], c[LARGEST];
-    bf16 a_bf16[LARGEST], b_bf16[LARGEST], c_bf16[LARGEST];
-    floatX bias[LARGEST], residual[LARGEST], gelu_pre[LARGEST], gelu[LARGEST];
+    size_t n, bytes;  // bytes of the block
+    real *a, *b, *c;
+    floatX *bias, *residual, *gelu_pre, *gelu;
+    bf16 *a_bf16, *b_bf16, *c_bf16;
 } Arrays;
 
+static void *block_of(const Arrays *arrays) { return (void *)(arrays + 1); }
+
+static Arrays *arrays_of(size_t n) {
+    size_t bytes = n * (3 * sizeof(real) + 4 * sizeof(floatX) + 3 * sizeof(bf16));
+    Arrays *arrays = (Arrays *)xmalloc(sizeof *arrays + bytes);
+    real *reals = (real *)block_of(arrays);
+    floatX *halves = (floatX *)(reals + 3 * n);
+    bf16 *rounded = (bf16 *)(halves + 4 * n);
+    *arrays = (Arrays){n,          bytes,          reals,          reals + n, reals + 2 * n, halves,
+                       halves + n, halves + 2 * n, halves + 3 * n, rounded,   rounded + n,   rounded + 2 * n};
+    return arrays;
+}
+
 static Arrays *arrays_make(void) {
-    Arrays *arrays = (Arrays *)xmalloc(sizeof *arrays);
+    Arrays *arrays = arrays_of(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) {
         arrays->a[i] = (real)rng_normal(7, 1, i);
         arrays->b[i] = (real)rng_normal(7, 2, i);
@@ -32,7 +47,18 @@ static Arrays *arrays_make(void) {
     return arrays;
 }
 
-static Arrays *arrays_copy(const Arrays *from) { return (Arrays *)memcpy(xmalloc(sizeof *from), from, sizeof *from); }
+// the first n elements of each array
+static Arrays *arrays_copy(const Arrays *from, size_t n) {
+    Arrays *to = arrays_of(n);
+    real *const reals[][2] = {{to->a, from->a}, {to->b, from->b}, {to->c, from->c}};
+    floatX *const halves[][2] = {
+        {to->bias, from->bias}, {to->residual, from->residual}, {to->gelu_pre, from->gelu_pre}, {to->gelu, from->gelu}};
+    bf16 *const rounded[][2] = {{to->a_bf16, from->a_bf16}, {to->b_bf16, from->b_bf16}, {to->c_bf16, from->c_bf16}};
+    for (size_t i = 0; i < 3; i++) { memcpy(reals[i][0], reals[i][1], n * sizeof(real)); }
+    for (size_t i = 0; i < 4; i++) { memcpy(halves[i][0], halves[i][1], n * sizeof(floatX)); }
+    for (size_t i = 0; i < 3; i++) { memcpy(rounded[i][0], rounded[i][1], n * sizeof(bf16)); }
+    return to;
+}
 
 typedef struct {
     size_t M, N, K;
@@ -140,33 +166,37 @@ static real result(const Arrays *arrays, int kind, size_t i) {
     return kind & BF16_C ? bf16_to_float(arrays->c_bf16[i]) : arrays->c[i];
 }
 
-// NaN after the last elements of A and B, which reach C if they are read, even as factors of 0
+// The arrays of this size with NaN after the last elements of A and B, which reach C if they are read, even as factors
+// of 0.
 static Arrays *arrays_spoiled(const Arrays *from, Sizes s) {
-    Arrays *arrays = arrays_copy(from);
-    for (size_t i = 0; i < 4096; i++) {
-        size_t a = s.M * s.K + i, b = s.K * s.N + i;
-        if (a < LARGEST) { arrays->a[a] = NAN, arrays->a_bf16[a] = float_to_bf16(NAN); }
-        if (b < LARGEST) { arrays->b[b] = NAN, arrays->b_bf16[b] = float_to_bf16(NAN); }
+    enum { SPOILED = 4096 };
+    size_t a_end = s.M * s.K, b_end = s.K * s.N, c_end = s.M * s.N, last = a_end > b_end ? a_end : b_end;
+    size_t n = (last > c_end ? last : c_end) + SPOILED;
+    Arrays *arrays = arrays_copy(from, n < LARGEST ? n : LARGEST);
+    for (size_t i = 0; i < SPOILED; i++) {
+        size_t a = a_end + i, b = b_end + i;
+        if (a < arrays->n) { arrays->a[a] = NAN, arrays->a_bf16[a] = float_to_bf16(NAN); }
+        if (b < arrays->n) { arrays->b[b] = NAN, arrays->b_bf16[b] = float_to_bf16(NAN); }
     }
     return arrays;
 }
 
 static void check_kind(const Arrays *from, Sizes s, int kind) {
-    Arrays *start = arrays_spoiled(from, s), *one = arrays_copy(start), *many = arrays_copy(start),
-           *wanted = arrays_copy(start);
+    Arrays *start = arrays_spoiled(from, s), *one = arrays_copy(start, start->n);
+    Arrays *many = arrays_copy(start, start->n), *wanted = arrays_copy(start, start->n);
     Matmul p = gemm_of(one, s, kind), plain = gemm_of(wanted, s, kind);
     run(&p, 1);
     run_plain(&plain);
-    for (size_t i = 0; i < s.M * s.N + 100 && i < LARGEST; i++) {
+    for (size_t i = 0; i < s.M * s.N + 100 && i < start->n; i++) {
         assert_close(result(one, kind, i), result(wanted, kind, i), s, kind, 1, i);
         assert_close(to_real(one->gelu[i]), to_real(wanted->gelu[i]), s, kind, 1, i);
     }
     for (int threads = 2; threads <= MAX_THREADS; threads++) {
         Matmul q = gemm_of(many, s, kind);
-        memcpy(many, start, sizeof *many);
+        memcpy(block_of(many), block_of(start), start->bytes);
         run(&q, threads);
-        const void *got = many, *expected = one;
-        assert_true(memcmp(got, expected, sizeof *one) == 0);  // cmocka's comparison takes most of the test's time
+        // cmocka's comparison takes most of the test's time
+        assert_true(memcmp(block_of(many), block_of(one), one->bytes) == 0);
     }
     free(start), free(one), free(many), free(wanted);
 }
