@@ -71,7 +71,7 @@ Ass' --temperature 0 && cp "$out" from_flag
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
 printf '{"!":0,"a":1}' >vocab.json
 refused "a vocab.json as tokenizer" \
-    "vocab.json: found no model with a vocab and merges (beside a vocab.json, give the merges.txt)" \
+    "as in GPT-2's tokenizer.json; beside a vocab.json, give the merges.txt" \
     --generate 2 -e bare --prompt b --tokenizer vocab.json
 refused "--generate without weights" "--generate needs trained weights" --generate 2 -e l1h2c16
 refused "--generate without -e" "--generate need a trained model" --generate 2
