@@ -33,7 +33,7 @@ enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements that a block updates at a time
 static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp updates one block of moments at a time");
 
-enum AdamWWeights { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
+enum { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
 
 // blocks per multiprocessor: with remainders or rounded moments the registers do not suffice for four
 static constexpr int adamw_blocks(int weights, bool moments_are_rounded) {
@@ -295,20 +295,16 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
 
 // ---- launcher
 
-typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared,
-                            const UpdateRange *ranges, int num_ranges, AdamWScales scales);
-
-template <class M, class G> static inline AdamWKernel adamw_kernel_of(int weights) {
-    switch (weights) {
-    case WEIGHTS_WITH_MASTER: return adamw_kernel<WEIGHTS_WITH_MASTER, M, G>;
-    case WEIGHTS_WITH_REMAINDER: return adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G>;
-    default: return adamw_kernel<WEIGHTS_ALONE, M, G>;
-    }
+template <class M, class G> static inline auto adamw_kernel_of(int weights) {
+    return weights == WEIGHTS_WITH_MASTER      ? adamw_kernel<WEIGHTS_WITH_MASTER, M, G>
+           : weights == WEIGHTS_WITH_REMAINDER ? adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G>
+                                               : adamw_kernel<WEIGHTS_ALONE, M, G>;
 }
 
-template <class G> static inline AdamWKernel adamw_kernel_of(int weights, DType moments) {
-    if (moments == DT_U8) { return adamw_kernel_of<uint8_t, G>(weights); }
-    return moments == DT_BF16 ? adamw_kernel_of<bf16, G>(weights) : adamw_kernel_of<float, G>(weights);
+template <class G> static inline auto adamw_kernel_of(int weights, DType moments) {
+    return moments == DT_U8     ? adamw_kernel_of<uint8_t, G>(weights)
+           : moments == DT_BF16 ? adamw_kernel_of<bf16, G>(weights)
+                                : adamw_kernel_of<float, G>(weights);
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
@@ -317,8 +313,8 @@ static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads
     (void)n;
     if (num_ranges == 0) { return; }
     int weights = state->master ? WEIGHTS_WITH_MASTER : state->remainder ? WEIGHTS_WITH_REMAINDER : WEIGHTS_ALONE;
-    AdamWKernel kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(weights, state->moments)
-                                                : adamw_kernel_of<float>(weights, state->moments);
+    auto kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(weights, state->moments)
+                                         : adamw_kernel_of<float>(weights, state->moments);
     int blocks = ex->cuda->multiprocessors * adamw_blocks(weights, state->moments != DT_REAL);
     LAUNCH(kernel, blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at, norm_squared, ranges, num_ranges,
            adamw_scales(hyper));

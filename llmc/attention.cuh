@@ -122,13 +122,9 @@ enum { ATTENTION_PAIR_BYTES = sizeof(AttentionPair) };
 
 static inline HOST_DEVICE int attention_pair_rows(int T) { return T + T % 2; }
 
-// the head's first row in (B,NH,T)
-static __device__ __forceinline__ size_t attention_row_offset(const AttentionShape &s) {
-    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * s.T;
-}
-// the head's first pair in the scratch buffer of the backward
-static __device__ __forceinline__ size_t attention_pair_offset(const AttentionShape &s) {
-    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * attention_pair_rows(s.T);
+// the head's first row in (B,NH,rows): rows is T for lse, attention_pair_rows(T) for the pairs
+static __device__ __forceinline__ size_t attention_row_offset(const AttentionShape &s, int rows) {
+    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * rows;
 }
 // the head's first element in (B,T,NH,HS)
 static __device__ __forceinline__ size_t attention_head_offset(const AttentionShape &s) {
@@ -454,7 +450,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         float total = attention_row_sum<Tiles>(sum[r]);
         int t = first + Tiles::row(r);
         if (lane_id() % Tiles::LANES == 0 && t < s.T) {
-            lse[attention_row_offset(s) + t] = top[r] * LN_2 + log_device(total);
+            lse[attention_row_offset(s, s.T) + t] = top[r] * LN_2 + log_device(total);
         }
         sum[r] = 1.0f / total;
     }
@@ -538,8 +534,8 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     if (Tiles::BUFFERS == 2) { load(0); }
     cp_async_commit();
     AttentionPair own[ROWS];
-    attention_make_pairs<Tiles>(own, pairs + attention_pair_offset(s), dout + head, out + head,
-                                lse + attention_row_offset(s), first, s);
+    attention_make_pairs<Tiles>(own, pairs + attention_row_offset(s, attention_pair_rows(s.T)), dout + head, out + head,
+                                lse + attention_row_offset(s, s.T), first, s);
     cp_async_wait<1>();
     __syncthreads();  // queries and dout are complete
     auto query = Tiles::in_registers(queries, s);
@@ -577,17 +573,8 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     Tiles::store(dqkv + attention_query_offset(s), 3 * C, queries, first, s, dq, scale);
 }
 
-// queries [first, first + NUM) of the head's pairs to shared memory; first and NUM are even
-template <class Tiles, int NUM>
-static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const AttentionPair *pairs, int first, int T) {
-    static_assert(NUM <= 2 * Tiles::THREADS, "a thread copies two pairs at most");
-    int i = 2 * (int)threadIdx.x;
-    if (i < NUM) { cp_async(to + i * ATTENTION_PAIR_BYTES, pairs + first + i, first + i < T); }
-}
-
 template <class Tiles> static constexpr int attention_dkv_shared() {
-    return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES +
-           Tiles::BUFFERS * Tiles::OTHER * ATTENTION_PAIR_BYTES;
+    return attention_dq_shared<Tiles>() + Tiles::BUFFERS * Tiles::OTHER * ATTENTION_PAIR_BYTES;
 }
 
 // dK and dV: a block owns OWN keys and values, and visits queries and dout. A tile is used STEP queries at a time.
@@ -608,12 +595,16 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     int C = s.NH * s.HS;
     const floatX *from = qkv + attention_query_offset(s);
     const floatX *from_dout = dout + attention_head_offset(s);
-    const AttentionPair *from_pairs = pairs + attention_pair_offset(s);
+    const AttentionPair *from_pairs = pairs + attention_row_offset(s, attention_pair_rows(s.T));
     auto load = [&](int j) {
         uint32_t b = j % Tiles::BUFFERS;
         Tiles::template load<OTHER>(queries + b * TILE, from, 3 * C, j * OTHER, s);
         Tiles::template load<OTHER>(douts + b * TILE, from_dout, C, j * OTHER, s);
-        attention_load_pairs<Tiles, OTHER>(query_pairs + b * PAIRS, from_pairs, j * OTHER, s.T);
+        static_assert(OTHER % 2 == 0 && OTHER <= 2 * Tiles::THREADS, "a thread copies two pairs at most");
+        int i = 2 * (int)threadIdx.x, query = j * OTHER + i;
+        if (i < OTHER) {
+            cp_async(query_pairs + b * PAIRS + i * ATTENTION_PAIR_BYTES, from_pairs + query, query < s.T);
+        }
     };
 
     // load keys and values, and start the copy of the first tile

@@ -267,33 +267,21 @@ static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *value
     }
 }
 
-// one thread's copy of one head, and the sums of the head's gradients
-typedef struct {
-    real *keys, *values, *dkeys, *dvalues;  // (rows, width)
-    real *query, *dout;                     // (TILE_N, width)
-    real *transposed;                       // (width, TILE_N): query or dout, transposed
-    real *scores, *dscores;                 // (rows, TILE_N)
-} AttentionHead;
-
-static inline AttentionHead attention_head_alloc(int rows, int width) {
-    size_t head = (size_t)rows * width, tile = (size_t)TILE_N * width, scores = (size_t)rows * TILE_N;
-    real *heads = (real *)xmalloc((4 * head + 3 * tile + 2 * scores) * sizeof(real));
-    real *tiles = heads + 4 * head, *last = tiles + 3 * tile;
-    AttentionHead a = {heads, heads + head, heads + 2 * head, heads + 3 * head, tiles, tiles + tile, tiles + 2 * tile,
-                       last,  last + scores};
-    return a;
-}
-
 // The gradients from queries [first_query, first_query + queries). Sets dq; adds to dkeys and dvalues, or sets them if
-// `add` is false. q, out and dout point at the first of these queries.
-static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
-                                           const floatX *dout, const real *lse, size_t C, int first_query, int queries,
-                                           int HS, int width, bool add) {
+// `add` is false. q, out and dout point at the first of these queries. keys, values, dkeys, dvalues: (rows, width).
+// buffer: TILE_N (3 width + 2 rows) of real
+static inline void attention_backward_tile(floatX *dq, const floatX *q, const floatX *out, const floatX *dout,
+                                           const real *lse, size_t C, const real *keys, const real *values, real *dkeys,
+                                           real *dvalues, real *buffer, int first_query, int queries, int HS, int width,
+                                           bool add) {
+    size_t tile = (size_t)TILE_N * width;
+    real *query = buffer, *query_dout = query + tile, *transposed = query_dout + tile;
     real scale = 1 / REAL_MATH(sqrt)((real)HS);
     int num_keys = round_up(first_query + queries, TILE_M);
+    real *scores = transposed + tile, *dscores = scores + (size_t)num_keys * TILE_N;
     real log_sum[TILE_N] = {0}, delta[TILE_N] = {0};
-    attention_load(a->query, q, 3 * C, queries, TILE_N, HS, width, scale);
-    attention_load(a->dout, dout, C, queries, TILE_N, HS, width, 1);
+    attention_load(query, q, 3 * C, queries, TILE_N, HS, width, scale);
+    attention_load(query_dout, dout, C, queries, TILE_N, HS, width, 1);
     for (int i = 0; i < queries; i++) {
         const floatX *dout_i = dout + (size_t)i * C, *out_i = out + (size_t)i * C;
         real dot = 0;
@@ -302,50 +290,52 @@ static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const f
         delta[i] = dot;
         log_sum[i] = lse[i];
     }
-    attention_transpose(a->transposed, a->query, width);
-    attention_scores(a->scores, a->keys, a->transposed, first_query, num_keys, HS, width);
-    attention_transpose(a->transposed, a->dout, width);
-    attention_scores(a->dscores, a->values, a->transposed, first_query, num_keys, HS, width);
-    attention_mask(a->scores, first_query, num_keys);
+    attention_transpose(transposed, query, width);
+    attention_scores(scores, keys, transposed, first_query, num_keys, HS, width);
+    attention_transpose(transposed, query_dout, width);
+    attention_scores(dscores, values, transposed, first_query, num_keys, HS, width);
+    attention_mask(scores, first_query, num_keys);
     for (int k = 0; k < num_keys; k++) {
-        real *s = a->scores + (size_t)k * TILE_N, *ds = a->dscores + (size_t)k * TILE_N;
+        real *s = scores + (size_t)k * TILE_N, *ds = dscores + (size_t)k * TILE_N;
 #pragma omp simd
         for (int i = 0; i < TILE_N; i++) {
             s[i] = fast_exp(s[i] - log_sum[i]);
             ds[i] = s[i] * (ds[i] - delta[i]);
         }
     }
-    attention_sum_queries(a->dvalues, a->scores, a->dout, first_query, num_keys, width, add);
-    attention_sum_queries(a->dkeys, a->dscores, a->query, first_query, num_keys, width, add);
-    attention_sum_keys(a->query, a->dscores, a->keys, first_query, num_keys, width);
-    attention_store(dq, 3 * C, a->query, queries, HS, width, scale);
+    attention_sum_queries(dvalues, scores, query_dout, first_query, num_keys, width, add);
+    attention_sum_queries(dkeys, dscores, query, first_query, num_keys, width, add);
+    attention_sum_keys(query, dscores, keys, first_query, num_keys, width);
+    attention_store(dq, 3 * C, query, queries, HS, width, scale);
 }
 
 static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                           const real *lse, int B, int T, int NH, int HS, Exec *ex) {
     (void)ex;
     int width = round_up(HS, TILE_N), rows = round_up(T, TILE_M);
-    size_t C = (size_t)NH * HS;
+    size_t C = (size_t)NH * HS, head = (size_t)rows * width;
 #pragma omp parallel
     {
-        AttentionHead a = attention_head_alloc(rows, width);
+        real *keys = (real *)xmalloc((4 * head + (size_t)TILE_N * (3 * width + 2 * rows)) * sizeof(real));
+        real *values = keys + head, *dkeys = values + head, *dvalues = dkeys + head, *buffer = dvalues + head;
 #pragma omp for schedule(static)
         for (size_t bh = 0; bh < (size_t)B * NH; bh++) {
             size_t row = bh / NH * T, h = bh % NH * HS;
             const floatX *q = qkv + row * 3 * C + h;
             floatX *dq = dqkv + row * 3 * C + h;
-            attention_load(a.keys, q + C, 3 * C, T, rows, HS, width, 1);
-            attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
+            attention_load(keys, q + C, 3 * C, T, rows, HS, width, 1);
+            attention_load(values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
             int last = (T - 1) / TILE_N * TILE_N;  // the last tile has all keys: it goes first and sets dkeys, dvalues
             for (int t = last; t >= 0; t -= TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 size_t at = (row + t) * C + h;
-                attention_backward_tile(&a, dq + (size_t)t * 3 * C, q + (size_t)t * 3 * C, out + at, dout + at,
-                                        lse + bh * T + t, C, t, queries, HS, width, t < last);
+                attention_backward_tile(dq + (size_t)t * 3 * C, q + (size_t)t * 3 * C, out + at, dout + at,
+                                        lse + bh * T + t, C, keys, values, dkeys, dvalues, buffer, t, queries, HS,
+                                        width, t < last);
             }
-            attention_store(dq + C, 3 * C, a.dkeys, T, HS, width, 1);
-            attention_store(dq + 2 * C, 3 * C, a.dvalues, T, HS, width, 1);
+            attention_store(dq + C, 3 * C, dkeys, T, HS, width, 1);
+            attention_store(dq + 2 * C, 3 * C, dvalues, T, HS, width, 1);
         }
-        free(a.keys);
+        free(keys);
     }
 }

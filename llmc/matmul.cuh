@@ -69,14 +69,10 @@ static inline void lt_execute(const Exec *ex, LtMatmul *p) {
 static inline void cuda_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                        const floatX *residual, int N, int C, int OC, Exec *ex) {
     LtMatmul p = lt_gemm(out, DT_FLOATX, weight, true, in, false, OC, N, C);
-    if (bias) {
-        p.bias = bias;
-        p.key.parts = LT_BIAS;
-    }
-    if (residual) {
-        p.c = residual;
-        p.key.add = LT_ADD_C;
-    }
+    p.bias = bias;
+    p.key.parts = bias ? LT_BIAS : 0;
+    p.c = residual;
+    p.key.add = residual ? LT_ADD_C : LT_SET;
     lt_execute(ex, &p);
 }
 
