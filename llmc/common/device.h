@@ -224,10 +224,7 @@ static inline CopyWork host_copy_begin(int stream, void *to, const void *from, s
     return 0;
 }
 static inline void host_copy_wait(CopyWork copy, Exec *ex) { (void)copy, (void)ex; }
-static inline void host_event(int which, Exec *ex) {
-    (void)which;
-    (void)ex;
-}
+static inline void host_event(int which, Exec *ex) { (void)which, (void)ex; }
 
 // seconds on a clock that never jumps; only differences have a meaning
 static inline double now_seconds(void) {

@@ -318,11 +318,7 @@ static inline void mpi_close(Comm *comm) {
 
 // Was this process started by mpirun, or by Slurm with an MPI?
 static inline bool mpi_started(void) {
-    const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
-    for (int i = 0; i < 3; i++) {
-        if (getenv(variables[i])) { return true; }
-    }
-    return false;
+    return getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK") || getenv("PMI_RANK");
 }
 
 // Finds the local rank and allocates the flag that the ranks of this machine share.
