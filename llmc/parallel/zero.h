@@ -270,18 +270,12 @@ static inline void zero_grad_copy_wait(Zero *z, int bucket) {
 // this rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
 static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
     Bucket b = param_bucket(&z->layout, bucket);
-    Gradient buffer = zero_grads(z, bucket), stored = gradient_at(z->stored_grads, b.offset);
-    size_t count = b.size;
-    if (shards_gradients(&z->layout.sharding)) {
-        buffer = zero_reduced_chunk(z, bucket);
-        stored = zero_owned_grads(z, bucket);
-        count = b.chunk;
-    } else if (z->layout.sharding.stage == 1 && z->last && !upload) {
-        buffer = gradient_at(buffer, b.owned_offset - b.offset);
-        stored = zero_owned_grads(z, bucket);
-        count = b.chunk;
-    }
-    size_t bytes = count * dtype_size(buffer.dtype);
+    bool shards = shards_gradients(&z->layout.sharding);
+    bool owned = shards || (z->layout.sharding.stage == 1 && z->last && !upload);
+    Gradient buffer = shards ? zero_reduced_chunk(z, bucket) : zero_grads(z, bucket);
+    if (owned && !shards) { buffer = gradient_at(buffer, b.owned_offset - b.offset); }
+    Gradient stored = owned ? zero_owned_grads(z, bucket) : gradient_at(z->stored_grads, b.offset);
+    size_t bytes = (owned ? b.chunk : b.size) * dtype_size(buffer.dtype);
     int stream = COPY_GRADIENTS + buffer_of_bucket(&z->layout, bucket) % 2;
     *zero_grad_copy(z, bucket) = upload ? z->device->upload_begin(stream, buffer.at, stored.at, bytes, z->ex)
                                         : z->device->download_begin(stream, stored.at, buffer.at, bytes, z->ex);
