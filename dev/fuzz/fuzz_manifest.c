@@ -67,9 +67,10 @@ static void check_good(const FuzzBytes *content) {
 // libgomp keeps the memory of its first parallel region for the next ones
 static void enter_first_region(const char *path) {
     static bool entered;
-    Crc32cSum file;
+    uint64_t bytes;
+    uint32_t crc;
     *fuzz_records() = false;
-    if (!entered) { file_sum(path, &file); }
+    if (!entered) { file_crc(path, &bytes, &crc); }
     *fuzz_records() = true;
     entered = true;
 }

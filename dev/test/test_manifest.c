@@ -3,7 +3,7 @@
 #include "llmc/checkpoint/manifest.h"
 
 static const char *const names[] = {"large.bin", "a.txt", "b.bin", "empty"};
-enum { NUM_NAMES = 4, LARGE = 9 << 20 };  // LARGE: three parts of file_sum
+enum { NUM_NAMES = 4, LARGE = 9 << 20 };  // LARGE: three parts of file_crc
 
 static char folder[PATH_LENGTH], why[512];
 
@@ -20,9 +20,8 @@ static int make_folder(void) {
     static uint8_t large[LARGE];
     uint32_t x = 7;
     for (size_t i = 0; i < LARGE; i++) { large[i] = (uint8_t)((x = x * 1664525 + 1013904223) >> 24); }
-    Crc32cSum known = {0, LARGE};
-    crc32c_add(&known, 1000, large + 1000, LARGE - 1000);
-    crc32c_add(&known, 0, large, 1000);
+    uint32_t known = crc32c_part(large + 1000, LARGE - 1000, 0) ^ crc32c_part(large, 1000, LARGE - 1000);
+    known = crc32c_whole(known, LARGE);
     format_path(folder, "%s/folder", temp_dir());
     mkdir(folder, 0777);
     put(names[0], large, LARGE);

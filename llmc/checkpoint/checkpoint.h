@@ -24,7 +24,6 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
 #include "llmc/checkpoint/model_state.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"
-#include "llmc/common/crc32c.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/floatx.h"
 #include "llmc/common/json_file.h"
@@ -290,8 +289,8 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
 
 static const char *const tensor_files[] = {"model.safetensors", "optimizer.safetensors"};
 
-// Writes a checkpoint into a new folder. sums: output, of tensor_files. Returns 0 or an errno, the same on all ranks.
-static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, Crc32cSum sums[2],
+// Writes a checkpoint into a new folder. crcs: output, the CRC32C of tensor_files. Returns 0 or an errno, the same on all ranks.
+static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, uint32_t crcs[2],
                                    int *failed_rank) {
     const OptimizerState *o = &s->optimizer;
     const void *masters = o->remainder ? (const void *)o->params : o->master;
@@ -305,14 +304,14 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     char path[PATH_LENGTH];
     int error = agree_on_error(first && mkdir(folder, FOLDER_MODE) != 0 ? errno : 0, s->world, failed_rank);
     format_path(path, "%s/%s", folder, tensor_files[0]);
-    if (!error) { error = families_save(path, weights, 1, s, &sums[0], failed_rank); }
+    if (!error) { error = families_save(path, weights, 1, s, &crcs[0], failed_rank); }
     format_path(path, "%s/%s", folder, tensor_files[1]);
-    if (!error) { error = families_save(path, optimizer, 5, s, &sums[1], failed_rank); }
+    if (!error) { error = families_save(path, optimizer, 5, s, &crcs[1], failed_rank); }
     if (error) { return error; }
     if (first) { error = hugging_face_write(folder, s->config, s->tokenizer); }
     format_path(path, "%s/state.json", folder);
     if (first && !error) { error = write_json(path, state); }
-    if (first && !error) { error = manifest_write(folder, tensor_files, sums, 2); }
+    if (first && !error) { error = manifest_write(folder, tensor_files, crcs, 2); }
     if (first && !error) { error = sync_folder(folder); }
     return agree_on_error(error, s->world, failed_rank);
 }
@@ -352,13 +351,12 @@ static inline int checkpoint_rename(const char *aside, const char *folder, const
 static inline bool checkpoint_save(const char *run_dir, const char *name, const ModelState *s, const cJSON *state,
                                    bool last, uint32_t crcs[2]) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
-    Crc32cSum sums[2];
     int failed_rank;
     bool first = is_first_rank(s);
     format_path(folder, "%s/%s", run_dir, name);
     format_path(aside, "%s.tmp", folder);
     if (first) { remove_unfinished(run_dir); }
-    int error = checkpoint_write(aside, s, state, sums, &failed_rank);
+    int error = checkpoint_write(aside, s, state, crcs, &failed_rank);
     if (!error) {
         error = agree_on_error(first ? checkpoint_rename(aside, folder, run_dir) : 0, s->world, &failed_rank);
     }
@@ -367,7 +365,6 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
     if (error) {
         report_failure("save checkpoint", folder, "the checkpoints before it are", error, failed_rank, s->world, last);
     }
-    for (int i = 0; i < 2 && !error; i++) { crcs[i] = crc32c_total(&sums[i]); }
     return !error;
 }
 

@@ -3,7 +3,7 @@ manifest.json of a checkpoint: the size and the CRC32C of each of its files.
   {"files":{"config.json":{"bytes":711,"crc32c":"0a1b2c3d"},...}}
 A wrong byte in the manifest itself gives a wrong name, size or CRC32C. Older versions also wrote the manifest's own
 "crc32c" after "files"; it is not read.
-defines: MANIFEST, file_sum, manifest_write, manifest_check
+defines: MANIFEST, file_crc, manifest_write, manifest_check
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -16,53 +16,49 @@ defines: MANIFEST, file_sum, manifest_write, manifest_check
 
 #define MANIFEST "manifest.json"
 
-// The size and the CRC32C of a file, read by all threads. Returns 0 or an errno; ENODATA: the file became shorter.
-static inline int file_sum(const char *path, Crc32cSum *file) {
+// The size of a file and, unless crc is NULL, its CRC32C, read by all threads. Returns 0 or an errno; ENODATA: the file
+// became shorter.
+static inline int file_crc(const char *path, uint64_t *size, uint32_t *crc) {
     enum { PART = 1 << 22 };
     struct stat info;
     int fd = open_regular(path, &info), error = 0;
     if (fd < 0) { return errno; }
-    uint64_t bytes = (uint64_t)info.st_size;
-    uint32_t sum = 0;
-#pragma omp parallel for schedule(dynamic) reduction(^ : sum) reduction(max : error) if (bytes > 2 * PART)
-    for (uint64_t at = 0; at < bytes; at += PART) {
+    uint64_t bytes = (uint64_t)info.st_size, read = crc ? bytes : 0;
+    uint32_t parts = 0;
+#pragma omp parallel for schedule(dynamic) reduction(^ : parts) reduction(max : error) if (read > 2 * PART)
+    for (uint64_t at = 0; at < read; at += PART) {
         size_t n = bytes - at < PART ? (size_t)(bytes - at) : (size_t)PART;
         void *part = xmalloc(n);
-        Crc32cSum own = {0, bytes};
         int failed = read_exact(fd, part, n, at);
-        if (!failed) { crc32c_add(&own, at, part, n); }
+        if (!failed) { parts ^= crc32c_part(part, n, bytes - at - n); }
         if (failed > error) { error = failed; }
-        sum ^= own.sum;
         free(part);
     }
     close(fd);
-    file->sum = sum;
-    file->bytes = bytes;
+    *size = bytes;
+    if (crc) { *crc = crc32c_whole(parts, bytes); }
     return error;
 }
 
-static inline void manifest_add(cJSON *files, const char *name, const Crc32cSum *file) {
-    char crc[16];
-    snprintf(crc, sizeof crc, "%08x", crc32c_total(file));
-    cJSON *entry = cJSON_AddObjectToObject(files, name);
-    cJSON_AddNumberToObject(entry, "bytes", (double)file->bytes);
-    cJSON_AddStringToObject(entry, "crc32c", crc);
-}
-
-// Writes the manifest of a folder. known (count): the sums of names (count), not read again. Returns 0 or an errno.
-static inline int manifest_write(const char *folder, const char *const *names, const Crc32cSum *known, int count) {
-    char path[PATH_LENGTH];
+// Writes the manifest of a folder. crcs (count): the CRC32C of names (count), which are not read again. Returns 0 or an
+// errno.
+static inline int manifest_write(const char *folder, const char *const *names, const uint32_t *crcs, int count) {
+    char path[PATH_LENGTH], text[16];
     struct dirent **entries;
     cJSON *json = cJSON_CreateObject(), *files = cJSON_AddObjectToObject(json, "files");
-    for (int i = 0; i < count; i++) { manifest_add(files, names[i], &known[i]); }
     int found = scandir(folder, &entries, NULL, alphasort), error = found < 0 ? errno : 0;
-    for (int i = 0; i < found; i++) {
+    for (int i = 0, known; i < found; i++) {
         const char *name = entries[i]->d_name;
-        Crc32cSum file = {0, 0};
+        uint64_t bytes = 0;
+        for (known = 0; known < count && strcmp(names[known], name) != 0;) { known++; }
+        uint32_t crc = known < count ? crcs[known] : 0;
         format_path(path, "%s/%s", folder, name);
-        if (!error && name[0] != '.' && !cJSON_GetObjectItemCaseSensitive(files, name)) {
-            error = file_sum(path, &file);
-            if (!error) { manifest_add(files, name, &file); }
+        if (!error && name[0] != '.') {
+            error = file_crc(path, &bytes, known < count ? NULL : &crc);
+            snprintf(text, sizeof text, "%08x", crc);
+            cJSON *entry = cJSON_AddObjectToObject(files, name);
+            cJSON_AddNumberToObject(entry, "bytes", (double)bytes);
+            cJSON_AddStringToObject(entry, "crc32c", text);
         }
         free(entries[i]);
     }
@@ -76,8 +72,9 @@ static inline int manifest_write(const char *folder, const char *const *names, c
 // Compares a file with its entry. Returns 0, EBADMSG for a difference, or the errno of a file that could not be read.
 // why (size bytes): what is wrong, in words that follow the name of the folder.
 static inline int manifest_compare(const char *folder, const cJSON *entry, char *why, size_t size) {
-    char path[PATH_LENGTH], crc[16];
-    Crc32cSum own = {0, 0};
+    char path[PATH_LENGTH], text[16];
+    uint64_t own_bytes = 0;
+    uint32_t crc = 0;
     const char *name = entry->string, *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
     const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
     if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
@@ -85,14 +82,14 @@ static inline int manifest_compare(const char *folder, const cJSON *entry, char 
         return EBADMSG;
     }
     format_path(path, "%s/%.300s", folder, name);
-    int error = file_sum(path, &own);
+    int error = file_crc(path, &own_bytes, &crc);
     if (error) {
         snprintf(why, size, "%.100s could not be read: %s", name, read_error(error));
         return error;
     }
-    snprintf(crc, sizeof crc, "%08x", crc32c_total(&own));
-    if ((double)own.bytes == bytes->valuedouble && strcmp(crc, sum) == 0) { return 0; }
-    snprintf(why, size, "%.100s has %" PRIu64 " bytes and CRC32C %s, expected %.0f and %.8s", name, own.bytes, crc,
+    snprintf(text, sizeof text, "%08x", crc);
+    if ((double)own_bytes == bytes->valuedouble && strcmp(text, sum) == 0) { return 0; }
+    snprintf(why, size, "%.100s has %" PRIu64 " bytes and CRC32C %s, expected %.0f and %.8s", name, own_bytes, text,
              bytes->valuedouble, sum);
     return EBADMSG;
 }
@@ -101,9 +98,10 @@ static inline int manifest_compare(const char *folder, const cJSON *entry, char 
 // of manifest_compare, for the first file that differs.
 static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
     char path[PATH_LENGTH];
-    Crc32cSum own;
+    uint64_t bytes;
+    uint32_t crc;
     format_path(path, "%s/" MANIFEST, folder);
-    int error = file_sum(path, &own);
+    int error = file_crc(path, &bytes, &crc);
     if (error == ENOENT) { return 0; }
     cJSON *json = error ? NULL : try_read_json(path), *entry;
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files");

@@ -241,10 +241,10 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
 }
 
 // Writes a file of the families that have a buffer. All ranks call it: rank 0 creates the file, and each rank writes
-// the elements that it owns. *sum: output, of the whole file. Returns 0 or an errno, the same on all ranks, and in
+// the elements that it owns. *crc: output, of the whole file. Returns 0 or an errno, the same on all ranks, and in
 // *failed_rank a rank that has it.
 static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
-                                Crc32cSum *sum, int *failed_rank) {
+                                uint32_t *crc, int *failed_rank) {
     SafeTensorsWriter w;
     bool first = is_first_rank(s);
     memset(&w, 0, sizeof w);
@@ -262,14 +262,15 @@ static inline int families_save(const char *path, const TensorFamily *families, 
         family_write(&w, &families[i], s, index);
         index += num_param_tensors(s->config->num_layers);
     }
-    *sum = w.sum;
+    const long long own_parts = w.crc_parts;
+    const uint64_t bytes = w.bytes;
     int own = safetensors_finish(&w);
     if (!error) { error = agree_on_error(own, s->world, failed_rank); }
-    const long long own_sum = sum->sum;
-    if (s->world) { sum->sum = 0; }
+    uint32_t parts = s->world ? 0 : (uint32_t)own_parts;
     for (int rank = 0; !error && s->world && rank < s->world->size; rank++) {
-        sum->sum ^= (uint32_t)comm_max(rank == s->world->rank ? own_sum : 0, s->world);
+        parts ^= (uint32_t)comm_max(rank == s->world->rank ? own_parts : 0, s->world);
     }
+    *crc = crc32c_whole(parts, bytes);
     return error;
 }
 

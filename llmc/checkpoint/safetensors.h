@@ -356,7 +356,8 @@ typedef struct {
     uint64_t data_start;  // in bytes, from the start of the file; 0 before safetensors_begin
     int num_tensors;
     SafeTensor *tensors;  // in the order of declaration
-    Crc32cSum sum;        // of what this rank has written
+    uint64_t bytes;       // of the whole file
+    uint32_t crc_parts;   // crc32c_part of what this rank has written
     bool joined;          // another rank has created the file and writes the header
 } SafeTensorsWriter;
 
@@ -365,7 +366,7 @@ static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t byte
     for (size_t done = 0; done < bytes && !w->error;) {
         ssize_t put = pwrite(w->fd, from + done, bytes - done, (off_t)(offset + done));
         if (put > 0) {
-            crc32c_add(&w->sum, offset + done, from + done, (size_t)put);
+            w->crc_parts ^= crc32c_part(from + done, (size_t)put, w->bytes - offset - done - (size_t)put);
             done += (size_t)put;
         }
         if (put == 0) { w->error = EIO; }
@@ -433,7 +434,7 @@ static inline void safetensors_begin(SafeTensorsWriter *w) {
     if (!text) { run_error("out of host memory: could not build a safetensors header"); }
     uint64_t length = strlen(text), header_bytes = (length + 7) / 8 * 8;
     w->data_start = sizeof header_bytes + header_bytes;
-    w->sum.bytes = w->data_start + end;
+    w->bytes = w->data_start + end;
     if (!w->joined) {
         st_pwrite(w, &header_bytes, sizeof header_bytes, 0);
         st_pwrite(w, text, length, sizeof header_bytes);

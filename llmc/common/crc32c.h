@@ -1,8 +1,8 @@
 /*
 CRC32C (Castagnoli's polynomial), the checksum of a checkpoint's files.
-defines: crc32c, Crc32cSum, crc32c_add, crc32c_total
-  crc32c                      of bytes, or of a file read from beginning to end
-  crc32c_add, crc32c_total    of a file whose ranges are written in any order, by several ranks
+defines: crc32c, crc32c_part, crc32c_whole
+  crc32c                       of bytes, or of a file read from beginning to end
+  crc32c_part, crc32c_whole    of a file whose ranges are written in any order, by several ranks
 A CRC without its first and last inversion is linear: the CRC of a file is the XOR of the CRCs of its ranges, each
 followed by zeros up to the end of the file. n zero bytes multiply a CRC by x^(8n), modulo the polynomial.
 Source: RFC 3720, appendix B.4, which also has the vectors of the test.
@@ -69,16 +69,10 @@ static inline uint32_t crc32c_zeros(uint32_t crc, uint64_t n) {
     return crc;
 }
 
-// A file of `bytes` bytes whose ranges are added in any order. The sums of several ranks are combined by XOR.
-typedef struct {
-    uint32_t sum;
-    uint64_t bytes;
-} Crc32cSum;
-
-// Adds bytes (n), which are at `offset` of the file.
-static inline void crc32c_add(Crc32cSum *file, uint64_t offset, const void *bytes, size_t n) {
-    file->sum ^= crc32c_zeros(crc32c_register(0, bytes, n), file->bytes - offset - n);
+// What bytes (n) of a file, with `after` bytes behind them, add to its CRC. The parts of a file are combined by XOR.
+static inline uint32_t crc32c_part(const void *bytes, size_t n, uint64_t after) {
+    return crc32c_zeros(crc32c_register(0, bytes, n), after);
 }
 
-// the CRC of the file once every byte was added once
-static inline uint32_t crc32c_total(const Crc32cSum *file) { return ~(file->sum ^ crc32c_zeros(~0u, file->bytes)); }
+// the CRC of a file of `bytes` bytes from the XOR of its parts, each of which came in once
+static inline uint32_t crc32c_whole(uint32_t parts, uint64_t bytes) { return ~(parts ^ crc32c_zeros(~0u, bytes)); }
