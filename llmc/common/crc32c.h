@@ -1,8 +1,6 @@
 /*
-CRC32C (Castagnoli's polynomial), the checksum of a checkpoint's files.
-defines: crc32c, crc32c_part, crc32c_whole
-  crc32c                       of bytes, or of a file read from beginning to end
-  crc32c_part, crc32c_whole    of a file whose ranges are written in any order, by several ranks
+CRC32C (Castagnoli's polynomial), the checksum of a checkpoint's files. Ranks write their ranges in any order.
+defines: crc32c_part, crc32c_whole
 A CRC without its first and last inversion is linear: the CRC of a file is the XOR of the CRCs of its ranges, each
 followed by zeros up to the end of the file. n zero bytes multiply a CRC by x^(8n), modulo the polynomial.
 Source: RFC 3720, appendix B.4, which also has the vectors of the test.
@@ -43,11 +41,6 @@ static inline uint32_t crc32c_register(uint32_t crc, const void *bytes, size_t n
     for (; n > 0; n--, p++) { crc = crc >> 8 ^ table[(crc ^ *p) & 255]; }
 #endif
     return crc;
-}
-
-// The CRC of bytes (n) that follow bytes of CRC `before`; 0 at the beginning.
-static inline uint32_t crc32c(uint32_t before, const void *bytes, size_t n) {
-    return ~crc32c_register(~before, bytes, n);
 }
 
 // a times b modulo the polynomial
