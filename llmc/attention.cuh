@@ -130,7 +130,7 @@ static __device__ __forceinline__ size_t attention_row_offset(const AttentionSha
 static __device__ __forceinline__ size_t attention_head_offset(const AttentionShape &s) {
     return (size_t)blockIdx.z * s.T * s.NH * s.HS + blockIdx.y * s.HS;
 }
-// the head's first query in (B,T,3,NH,HS). Its first key is C = NH HS elements further, its first value 2C; a row has 3C
+// the head's first query in (B,T,3,NH,HS); its first key is C = NH HS elements further, and its first value 2C
 static __device__ __forceinline__ size_t attention_query_offset(const AttentionShape &s) {
     return (size_t)blockIdx.z * s.T * 3 * s.NH * s.HS + blockIdx.y * s.HS;
 }

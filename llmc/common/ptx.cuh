@@ -76,8 +76,8 @@ template <class T> using SharedPtr = T *;
     extern __shared__ __align__(1024) unsigned char dynamic_shared_bytes[];                                            \
     T *const name = reinterpret_cast<T *>(dynamic_shared_bytes)
 
-// shared_address(p): the 32-bit address that the instructions below take. load_shared<V>, store_shared<V>: one access of
-// sizeof(V) = 4, 8 or 16 bytes at such an address.
+// shared_address(p): the 32-bit address that the instructions below take. load_shared<V>, store_shared<V>: one access
+// of sizeof(V) = 4, 8 or 16 bytes at such an address.
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
