@@ -694,7 +694,8 @@ refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
 refused "-y 1 with less data" "tokens of other files, or with another tokenizer, than -i short_text, which gives" \
     -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
-refused "-y 1 with other data of the same length" "tokens of other files, or with another tokenizer, than -i other_text, which gives" \
+refused "-y 1 with other data of the same length" \
+    "tokens of other files, or with another tokenizer, than -i other_text, which gives" \
     -i other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with a -j that the run did not have" \
     "was trained without -j and this run has one: the training data differs" \
