@@ -289,7 +289,8 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
 
 static const char *const tensor_files[] = {"model.safetensors", "optimizer.safetensors"};
 
-// Writes a checkpoint into a new folder. crcs: output, the CRC32C of tensor_files. Returns 0 or an errno, the same on all ranks.
+// Writes a checkpoint into a new folder. crcs: output, the CRC32C of tensor_files. Returns 0 or an errno, the same on
+// all ranks.
 static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, uint32_t crcs[2],
                                    int *failed_rank) {
     const OptimizerState *o = &s->optimizer;
