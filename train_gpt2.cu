@@ -17,8 +17,7 @@ One step, from the training loop in train:
         gpt2_norm           global norm of the gradients
       gpt2_update           AdamW
     finish_step             reads loss and norm
-Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
-nothing.
+Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one, or nothing.
 */
 #include "llmc/common/check.h"               // input_error, run_error, xmalloc
 #include "llmc/ops.h"                        // Ops, Gradient, AdamW, OptimizerState
@@ -899,10 +898,11 @@ static EvalModel eval_model(GPT2 *m) {
 // Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal interrupts an evaluation,
 // whose partial result is not logged.
 static void evaluate(Run *run, bool ending) {
+    const TrainArgs *a = run->args;
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
-        double bits_per_byte,
-            loss = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer, &bits_per_byte);
+        double bits_per_byte;
+        double loss = validate(&model, &run->data.val_loader, a->val_batches, run->text.tokenizer, &bits_per_byte);
         if (agreed_signal(run->groups.world)) { return; }
         note_validation(run, loss, ending);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, loss, bits_per_byte);
@@ -952,8 +952,6 @@ static bool enqueue_gradients(Run *run, bool may_stop) {
     return true;
 }
 
-static void set_ops(GPT2 *m, const Ops *ops) { m->ops = m->tp.ops = m->zero.ops = ops; }
-
 // --nan-check: origin = the operation that made the loss or the norm not finite, found by running the step that begins
 // with sequence `first` again. Weights, moments and the position in the data stay as they are.
 static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
@@ -963,13 +961,13 @@ static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
     bool graph = m->options.graph;
     NanCheck check;
     nan_check_open(&check, hooks ? hooks->ops : ops, &m->zero);
-    set_ops(m, &hooked_ops);
+    m->ops = m->tp.ops = m->zero.ops = &hooked_ops;
     m->exec.hooks = &check.hooks;
     m->options.graph = false;
     dataloader_seek(&run->data.train_loader, first);
     enqueue_gradients(run, false);
     bool finite = isfinite(device_number(m, m->loss)) && isfinite(device_number(m, m->norm_squared));
-    set_ops(m, ops);
+    m->ops = m->tp.ops = m->zero.ops = ops;
     m->exec.hooks = hooks;
     m->options.graph = graph;
     nan_check_result(&check, finite, origin, size, run->groups.world);
@@ -1082,12 +1080,9 @@ static void build_model(Run *run, ModelSource *source, ModelOptions options) {
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
     gpt2_load(&run->model, source, (uint64_t)a->seed);
     run->enqueued = run->step;
-    for (int i = 0; i < 2; i++) {
-        StepReport *report = &run->reports[i];
-        report->max_steps = run->max_steps;
-        report->tokens = (double)tokens_of_update(a);
-        report->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
-    }
+    double peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
+    StepReport report = {.max_steps = run->max_steps, .tokens = (double)tokens_of_update(a), .peak_rate = peak_rate};
+    run->reports[0] = run->reports[1] = report;
 }
 
 // Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
@@ -1229,8 +1224,7 @@ int main(int argc, char **argv) {
     } else if (args.version) {
         print_version();
     } else if (args.self_check) {
-        const Backend *backend = backend_choose((DeviceChoice)args.device, true);
-        if (host->rank == 0) { status = self_check_print(backend); }
+        if (host->rank == 0) { status = self_check_print(backend_choose((DeviceChoice)args.device, true)); }
     } else {
         args_check(&args);
         if (args.plan) {
