@@ -1,7 +1,7 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPiece, Corpus, corpus_is_json, corpus_open, corpus_next, corpus_read, corpus_object, corpus_take_document,
-         corpus_refuse, corpus_close
+defines: CorpusPiece, Corpus, corpus_is_json, corpus_open, corpus_next, corpus_read, corpus_object,
+         corpus_take_document, corpus_refuse, corpus_close
 
 Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in

@@ -16,7 +16,8 @@ static inline UnicodeClass unicode_class(uint32_t code) {
         uint32_t first;
         uint16_t count;
         uint8_t kind;
-    } ranges[] = {  // `count` code points from `first` on
+    } ranges[] = {
+        // `count` code points from `first` on
         // clang-format off
         {0x9, 5, S}, {0x20, 1, S}, {0x30, 10, N}, {0x41, 26, L}, {0x61, 26, L}, {0x85, 1, S}, {0xA0, 1, S},
         {0xAA, 1, L}, {0xB2, 2, N}, {0xB5, 1, L}, {0xB9, 1, N}, {0xBA, 1, L}, {0xBC, 3, N}, {0xC0, 23, L},

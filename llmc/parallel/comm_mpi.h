@@ -118,8 +118,8 @@ static inline void sum_in_order(void *out, const char *x, size_t count, DType dt
     }
 }
 
-// ---- pieces: `count` elements in equal parts, one for each rank; the last parts may be short or empty. In the caller's
-// buffer the parts begin `stride` elements apart, in g->staged one after another.
+// ---- pieces: `count` elements in equal parts, one for each rank; the last parts may be short or empty. In the
+// caller's buffer the parts begin `stride` elements apart, in g->staged one after another.
 
 static inline MPI_Datatype mpi_type(DType dtype) {
     return dtype == DT_F32 ? MPI_FLOAT : dtype == DT_BF16 ? MPI_UINT16_T : MPI_BYTE;

@@ -27,7 +27,8 @@ Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p app
 
 // ---- one token
 
-// A token in the order of the heap: the highest logit first, lower ids first among equals. -0 equals +0, and NaN is last.
+// A token in the order of the heap: the highest logit first, lower ids first among equals. -0 equals +0, and NaN is
+// last.
 static inline HeapEntry sampler_entry(const float *logits, int id) {
     float logit = logits[id] == 0 ? 0 : logits[id];
     uint32_t bits;
