@@ -36,7 +36,7 @@ static Listing list_corpus(const char *path, const char *field) {
     return l;
 }
 
-static void list_path(void *path) { list_corpus((const char *)path, NULL); }
+static void list_path(void *path) { free(list_corpus((const char *)path, NULL).text); }
 
 static void assert_refused(const char *text, const char *words) {
     assert_stops(EXIT_BAD_INPUT, words, list_path, (void *)write_file("a.jsonl", text, strlen(text)));

@@ -208,13 +208,17 @@ static inline SafeTensors safetensors_open(const char *path) {
 
 // ---- reading
 
-static inline void safetensors_close(SafeTensors *st) {
-    for (int i = 0; i < st->num_shards; i++) { safetensors_close(&st->shards[i]); }
+static inline void st_close_file(SafeTensors *st) {
     for (int i = 0; i < st->num_tensors; i++) { free(st->tensors[i].name); }
-    free(st->shards);
     free(st->tensors);
     free(st->path);
     if (st->fd >= 0) { close(st->fd); }
+}
+
+static inline void safetensors_close(SafeTensors *st) {
+    for (int i = 0; i < st->num_shards; i++) { st_close_file(&st->shards[i]); }
+    free(st->shards);
+    st_close_file(st);
     memset(st, 0, sizeof *st);
     st->fd = -1;
 }

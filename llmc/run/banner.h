@@ -195,6 +195,7 @@ static inline ModelOptions planned_options(FILE *out, TrainArgs *a, const GPT2Co
 }
 
 static inline void print_plan(TrainArgs *a, Comm *host) {
+    bool json = strcmp(a->plan, "json") == 0;
     int vocab_size = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
@@ -207,7 +208,6 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (source.has_weights) { model_close(&source.weights); }
     if (!a->generate) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
-    bool json = strcmp(a->plan, "json") == 0;
     FILE *notes = json ? stderr : stdout;
     ModelOptions options = planned_options(notes, a, c, backend, host);
     if (!a->generate) { check_rows(a); }
