@@ -535,7 +535,6 @@ static void release_gradient(GPT2 *m) {
 // gather_gradient and recompute_layernorm begin their all-gathers early; the linear layer that reads the result waits,
 // and returns this rank's rows of partial_dln2, summed over the ranks.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
-    const Ops *ops = m->ops;
     const BlockParams *p = &m->block_params[l];
     const BlockGrads *g = &m->block_grads[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -558,8 +557,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const floatX *dln2 = column_parallel_backward(&m->tp, partial_dln2, g->fcw, floatX_bias ? no_gradient : g->fcb,
                                                   dfch, ln2, p->fcw, mode, N, C, d_ff);
     norm_release(m, ln2);
-    ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd, mode,
-                            m->tp.own_rows, C, ex);
+    m->ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd, mode,
+                               m->tp.own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     if (!a->fch_gelu) { scratch_release(&m->mlp_scratch); }
 
@@ -580,8 +579,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     // The keys' bias shifts all scores of a query alike, so its gradient is 0: otherwise AdamW turns rounding noise
     // into full-size updates.
     m->device->enqueue_fill(gradient_at(g->qkvb, (size_t)A).at, 0, (size_t)A * dtype_size(g->qkvb.dtype), ex);
-    ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
-                            m->tp.own_rows, C, ex);
+    m->ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
+                               m->tp.own_rows, C, ex);
     scratch_release(&m->hidden_scratch);
     scratch_release(&m->mlp_scratch);
 }

@@ -30,28 +30,7 @@ TEST(test_cuda_check) {
     assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
 }
 
-// ---- indices, shared memory, warp operations
-
-static __global__ void write_indices(int *out) {
-    wait_for_previous_kernel();
-    int thread = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
-    int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
-    out[block * (int)(blockDim.x * blockDim.y * blockDim.z) + thread] =
-        (int)(threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.x + 10000 * blockIdx.y +
-              100000 * blockIdx.z);
-}
-
-TEST(test_indices) {
-    DeviceArray<int> out(2 * 3 * 4 * 5 * 3 * 2);
-    LAUNCH(write_indices, dim3(2, 3, 4), dim3(5, 3, 2), 0, nullptr, out.at);
-    std::vector<int> got = out.host();
-    for (int i = 0; i < (int)got.size(); i++) {
-        int thread = i % 30, block = i / 30;
-        int expected = thread % 5 + 10 * (thread / 5 % 3) + 100 * (thread / 15) + 1000 * (block % 2) +
-                       10000 * (block / 2 % 3) + 100000 * (block / 6);
-        assert_int_equal(got[i], expected);
-    }
-}
+// ---- shared memory, warp operations
 
 // Transposes 32 x 32 numbers through a static and through a dynamic array, with 8 warps.
 template <class T> static __global__ void transpose(T *out_static, T *out_dynamic, const T *in) {
@@ -117,25 +96,6 @@ TEST(test_warp_operations) {
     }
 }
 
-static __global__ void histogram(int *total, float *sum) {
-    wait_for_previous_kernel();
-    SHARED_ARRAY(int, bin, 8);
-    if (threadIdx.x < 8) { bin[threadIdx.x] = 0; }
-    __syncthreads();  // bins are zero before the additions
-    atomicAdd(&bin[threadIdx.x % 8], 1);
-    __syncthreads();  // additions are complete before the bins are read
-    if (threadIdx.x < 8) { atomicAdd(total + threadIdx.x, bin[threadIdx.x]); }
-    atomicAdd(sum, 0.5f);
-}
-
-TEST(test_atomics) {
-    DeviceArray<int> total(std::vector<int>(8, 0));
-    DeviceArray<float> sum(std::vector<float>(1, 0.0f));
-    LAUNCH(histogram, 5, 96, 0, nullptr, total.at, sum.at);
-    for (int count : total.host()) { assert_int_equal(count, 5 * 96 / 8); }
-    assert_true(sum.host()[0] == 240.0f);
-}
-
 // ---- reductions
 
 template <int THREADS> static __global__ void reduce_twice(float *out, const float *in) {
@@ -178,42 +138,7 @@ TEST(test_reductions) {
     check_reductions<1024>();
 }
 
-// ---- packs and rounding
-
-// Copies in to out three times: by load128/store128, by the streaming variants and `of`, and by `set`.
-template <class T> static __global__ void copy_packs(T *out, const T *in, int n) {
-    wait_for_previous_kernel();
-    constexpr int SIZE = Pack<T>::SIZE;
-    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
-    if (i >= n) { return; }
-    prefetch_l2(in + i);  // changes nothing
-    store128(out + i, load128(in + i));
-    Pack<T> x = load128_streaming(in + i);
-    float value[SIZE];
-    for (int k = 0; k < SIZE; k++) { value[k] = x[k]; }
-    store128_streaming(out + n + i, Pack<T>::of(value));
-}
-
-template <class T> static void check_packs(void) {
-    enum { N = 1000 * 16 / sizeof(T) };
-    std::vector<T> in(N);
-    for (int i = 0; i < N; i++) {
-        if constexpr (sizeof(T) == 4) {
-            in[i] = normal((uint64_t)i);
-        } else {
-            in[i] = float_to_bf16(normal((uint64_t)i));
-        }
-    }
-    DeviceArray<T> from(in), to(2 * N);
-    LAUNCH((copy_packs<T>), 8, 128, 0, nullptr, to.at, from.at, N);
-    std::vector<T> got = to.host();
-    for (int copy = 0; copy < 2; copy++) { assert_memory_equal(&got[copy * N], in.data(), N * sizeof(T)); }
-}
-
-TEST(test_packs) {
-    check_packs<float>();
-    check_packs<bf16>();
-}
+// ---- rounding
 
 static __global__ void convert(uint32_t *pairs, float *unpacked, float *powers, const float *x, int n) {
     wait_for_previous_kernel();
@@ -339,36 +264,6 @@ TEST(test_cp_async) {
     for (int i = 0; i < 3 * WORDS; i++) {
         bool valid = i / WORDS != 1 || i % WORDS / 4 < 20;
         assert_int_equal(out[i], valid ? in[i] : 0);
-    }
-}
-
-// Accesses of 4, 8 and 16 bytes by address.
-static __global__ void access_by_address(uint32_t *out) {
-    wait_for_previous_kernel();
-    SHARED_ARRAY(uint4, vectors, 32);
-    uint32_t base = shared_address(vectors + 0), lane = threadIdx.x;
-    store_shared(base + lane * 16, make_uint4(lane, lane + 100, lane + 200, lane + 300));
-    __syncwarp();  // vectors are written before other lanes overwrite parts of them
-    store_shared(base + (31 - lane) * 16 + 8, make_float2(1.5f, (float)lane));
-    __syncwarp();  // overwritten before they are read
-    uint4 v = load_shared<uint4>(base + lane * 16);
-    float2 f = load_shared<float2>(base + lane * 16 + 8);
-    out[lane * 4] = v.x;
-    out[lane * 4 + 1] = load_shared<uint32_t>(base + (31 - lane) * 16 + 4);
-    out[lane * 4 + 2] = v.z;
-    out[lane * 4 + 3] = __float_as_uint(f.y);
-}
-
-TEST(test_access_by_address) {
-    DeviceArray<uint32_t> to(128);
-    LAUNCH(access_by_address, 1, 32, 0, nullptr, to.at);
-    std::vector<uint32_t> out = to.host();
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        float other_lane = (float)(31 - lane);
-        assert_int_equal(out[lane * 4], lane);
-        assert_int_equal(out[lane * 4 + 1], 31 - lane + 100);
-        assert_int_equal(out[lane * 4 + 2], 0x3fc00000u);  // 1.5
-        assert_memory_equal(&out[lane * 4 + 3], &other_lane, 4);
     }
 }
 
