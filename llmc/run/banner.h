@@ -195,7 +195,7 @@ static inline ModelOptions planned_options(FILE *out, TrainArgs *a, const GPT2Co
 }
 
 static inline void print_plan(TrainArgs *a, Comm *host) {
-    bool json = strcmp(a->plan, "json") == 0;
+    bool json = a->plan && strcmp(a->plan, "json") == 0;
     int vocab_size = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
