@@ -23,8 +23,6 @@ Batches     Sequences are packed one after another into a micro-batch, each with
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
-#include "llmc/shapes/slices.h"
-#include <assert.h>
 
 // a model as an evaluation sees it
 typedef struct {
@@ -249,8 +247,7 @@ typedef struct {
     Corpus text;
 } EvalFile;
 
-// Opens --eval for a model: reads HellaSwag whole. Stops at bad input. Close with
-// eval_close.
+// Opens --eval for a model: reads HellaSwag whole. Stops at bad input. Close with eval_close.
 static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *c) {
     memset(f, 0, sizeof *f);
     f->args = a;

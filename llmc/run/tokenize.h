@@ -49,7 +49,7 @@ typedef struct {
 // ---- one block
 
 static inline void block_add(TokenizeBlock *b, const CorpusPiece *from) {
-    if (b->bytes + from->bytes > b->capacity) {
+    if (b->bytes + from->bytes >= b->capacity) {  // also for a block of empty documents: text is not NULL
         b->capacity = b->bytes + from->bytes + TOKENIZE_BLOCK;
         b->text = (char *)xrealloc(b->text, b->capacity);
     }
