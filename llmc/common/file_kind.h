@@ -11,7 +11,7 @@ enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 2024
 // FILE_FOREIGN: no reader takes the kind. FILE_OTHER: text, or no kind of the table.
 enum { FILE_OTHER, FILE_FOREIGN, FILE_GGUF, FILE_HELLASWAG, FILE_LLMC_MODEL, FILE_SAFETENSORS, FILE_TOKENS };
 
-// Words alone do not make a kind: a text may begin with "GGUF".
+// Words alone do not make a kind: a text may begin with "GGUF" or "BZh".
 static const struct {
     int kind;
     const char *first;  // bytes of the file; NULL: the int32 `number`, as in llm.c's files
@@ -34,6 +34,7 @@ static const struct {
     {FILE_FOREIGN, "\xff\xfe", 0, "text in UTF-16", "convert it with iconv"},
     {FILE_FOREIGN, "\xfe\xff", 0, "text in UTF-16", "convert it with iconv"},
     {FILE_FOREIGN, "\x1f\x8b", 0, "compressed with gzip", "unpack it"},
+    {FILE_FOREIGN, "BZh91AY&SY", 0, "compressed with bzip2", "unpack it"},
     {FILE_FOREIGN, "\xfd\x37zXZ", 0, "compressed with xz", "unpack it"},
     {FILE_FOREIGN, "\x28\xb5\x2f\xfd", 0, "compressed with zstd", "unpack it"},
     {FILE_FOREIGN, "PAR1\x15", 0, "a Parquet table", "write its text as JSON lines"},
