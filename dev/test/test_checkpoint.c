@@ -851,9 +851,8 @@ TEST(test_replaced) {
     write_text(joined(best, "state.json"), "{}");  // as of a step
     for (int i = 0; i < 2; i++) {
         write_text(joined(best, "mine"), "");
-        assert_stops(
-            1, "best': Directory not empty; the checkpoints before it are whole: make room, or make -o one folder",
-            save_best, (void *)run);
+        assert_stops(1, "best': Directory not empty; the checkpoints before it are whole: move that folder, then",
+                     save_best, (void *)run);
         assert_true(exists(best, "mine"));
         unlink(joined(best, "state.json"));
     }

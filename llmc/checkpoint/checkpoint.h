@@ -233,7 +233,9 @@ static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
 // has no retry, so the run stops; otherwise rank 0 warns.
 static inline void report_failure(const char *what, const char *path, const char *whole, int error, int failed_rank,
                                   Comm *world, bool last) {
-    static const char remedy[] = "make room, or make -o one folder that all ranks see and may write";
+    const char *remedy = error == ENOTEMPTY || error == EEXIST
+                             ? "move that folder"
+                             : "make room, or make -o one folder that all ranks see and may write";
     char who[32] = "";
     if (last) {
         await_failed_rank(who, failed_rank, world);
