@@ -620,7 +620,7 @@ report "-h 1 without HellaSwag's file goes on, and says so" "$(
 )"
 refused "-h without validation" "-h 1 act at each validation, but -v 0" "${tiny[@]}" -h 1
 refused "--prompt for a model of another vocabulary than its text" \
-    "--prompt is text, but a model of 50257 tokens needs a tokenizer" \
+    "--prompt needs a tokenizer, and -i text is read as bytes by a model of 50257 tokens; give a shape with" \
     -i text -e d6 -b 1 -t 16 --prompt hello
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin

@@ -156,8 +156,15 @@ static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, c
                     "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)",
                     a->train_data, a->tokenizer);
     }
-    if (vocab_size != BYTE_VOCABULARY) { tokenizer_free(tokenizer); }
-    return vocab_size == BYTE_VOCABULARY;
+    if (vocab_size == BYTE_VOCABULARY) { return true; }
+    tokenizer_free(tokenizer);
+    if (*a->prompt) {  // no --tokenizer would help
+        input_error(
+            "--prompt needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape with "
+            "the data's vocabulary, such as -e l6h6c384, make token shards with --tokenize, or give --prompt ''",
+            a->train_data, vocab_size);
+    }
+    return false;
 }
 
 // Loads and packs the examples of -i and -j.
