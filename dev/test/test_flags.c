@@ -218,8 +218,8 @@ TEST(test_refusals) {
         {"-k 0", "found '0'"},
         {"-w 3", "-w takes one of none|0 fp32|1 split|2; found '3'"},
         {"-w none|0", "found 'none|0'"},
-        {"--plan=yaml", "--plan takes nothing or =one of json csv; found 'yaml'"},
-        {"--plan=", "--plan takes nothing or =one of json csv; found ''"},
+        {"--plan=yaml", "--plan takes nothing, or after = one of json csv; found 'yaml'"},
+        {"--plan=", "--plan takes nothing, or after = one of json csv; found ''"},
         {"--help=me", "--help takes no value; found 'me'"},
         {"--help b", "stray argument 'b'"},
         // removed

@@ -114,7 +114,7 @@ report "a second command of the same name is refused; a killed one leaves no sha
     [ -s killed_val_000000.bin.part ] || echo "no tokens were written in time"
     find . -name 'killed_*' ! -name '*.part'
     tokenize killed -i - "${shards[@]}" <long.txt || cat "$err"
-    says "$out" "note      starts anew: deleted 2 shards of a command that was broken off"
+    says "$out" "note      starts over: deleted unfinished shards of an earlier command: 2"
     run 0 whole -i long.txt "${shards[@]}"
     same_shards whole killed
     no_leftovers
@@ -295,6 +295,9 @@ report "training refuses binary files that are given as text" "$(
     printf '\xff\xfea\0b\0c\0' >wide.txt
     train 2 -i wide.txt -e l1h1c16
     says "$err" "-i: wide.txt is text in UTF-16, expected text in UTF-8"
+    printf 'BZh91AY&SY\x9f' >packed.txt # Wikipedia's dumps
+    train 2 -i packed.txt -e l1h1c16
+    says "$err" "-i: packed.txt is compressed with bzip2, expected text in UTF-8; unpack it"
 )"
 refused "--separator" 2 "--separator was removed: a line that is exactly <|endoftext|>" e6 -i long.txt --separator x
 refused "--shard-tokens" 2 "--shard-tokens was removed: a training shard has" e6 -i long.txt --shard-tokens 5

@@ -32,7 +32,7 @@ static inline void shard_path(char *path, const char *out, int number, const cha
     format_path(path, "%s_%s_%06d%s", out, number ? "train" : "val", number, end);
 }
 
-// deletes the unfinished shards of a command that was broken off; returns their number
+// deletes the unfinished shards of an earlier command; returns their number
 static inline int shards_delete_unfinished(const char *out) {
     char part[PATH_LENGTH];
     int deleted = 0;
@@ -97,7 +97,7 @@ static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uin
         input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin", path, out);
     }
     int deleted = shards_delete_unfinished(out);
-    if (deleted) { printf("note      starts anew: deleted %d shards of a command that was broken off\n", deleted); }
+    if (deleted) { printf("note      starts over: deleted unfinished shards of an earlier command: %d\n", deleted); }
     if (w.lock >= 0) { close(w.lock); }
     shard_begin(&w, SHARD_TRAIN);
     w.lock = shard_lock(out);

@@ -73,7 +73,7 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
 static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     char low[FLAG_TEXT], high[FLAG_TEXT];
     bool is_option = flag->type == FLAG_OPTION;
-    const char *joined = is_option ? "nothing or =" : "";
+    const char *joined = is_option ? "nothing, or after = " : "";
     flag_real_text(flag->min, low);
     flag_real_text(flag->max, high);
     if (flag_is_number(flag) || flag_is_amount(flag)) {
