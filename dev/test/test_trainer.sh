@@ -649,7 +649,8 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
-refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" --plan --fit=all
+refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \
+    --plan --fit=all
 refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto; found '5'" -i text -r 5
 refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${tiny[@]}" -f AUTO
 refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
