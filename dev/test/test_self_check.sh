@@ -167,6 +167,14 @@ child_killed() {
     wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_killed"
 }
 ok "a child that is killed once replaces no kernel" child_killed
+# A stopped child ends at SIGKILL alone, as one that hangs in the driver.
+child_stopped() {
+    export TRAIN_GPT2_SELF_CHECK=$folder/child_stopped SIMT_CHECK_SECONDS=8
+    "${train[@]}" >"$folder/out" 2>"$folder/err" &
+    kill -STOP "$(child_of $! 30)"
+    wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_stopped"
+}
+ok "a child that takes no signal is killed, and replaces no kernel" child_stopped
 # A kernel hangs, and no second child starts: the program may no longer be executed.
 broke_off() {
     local parent

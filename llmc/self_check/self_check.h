@@ -28,10 +28,10 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 #include <fcntl.h>
 #include <inttypes.h>
 #include <omp.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -221,12 +221,6 @@ static inline bool self_check_is_child(int argc, char **argv) {
     return argc == CHILD_ARGUMENTS && strcmp(argv[1], CHILD_FLAG) == 0;
 }
 
-// SIGALRM ends this process unless the next call comes within SELF_CHECK_SECONDS.
-static inline void limit_silence(void) {
-    struct itimerval silence = {{0, 0}, {SELF_CHECK_SECONDS, 1}};  // 1 us: zero seconds would disarm the timer
-    setitimer(ITIMER_REAL, &silence, NULL);
-}
-
 // A child's main. It ends after an operation that is wrong. It opens no communicator, and adds nothing to the autotune
 // cache. gpu: NULL in a build without CUDA.
 static inline int self_check_child(char **argv, const Backend *cpu, const Backend *gpu) {
@@ -235,9 +229,7 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
     if (!backend || !read_levels(argv[4], &fallback) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
     signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
-    signal(SIGALRM, SIG_DFL);
     prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
-    limit_silence();
     omp_set_num_threads(atoi(argv[3]));
 #ifdef HAVE_CUDA
     if (backend == gpu) { CUDA_CHECK(cudaSetDevice(atoi(argv[2]))); }
@@ -249,7 +241,6 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
         if (argv[5][i] != '1') { continue; }
         printf("checks %s\n", op_cases[i].name);
         fflush(stdout);
-        limit_silence();
         share = check_operation(&op_cases[i], backend, &ex);
         printf("share %.9g\n", share);
         fflush(stdout);
@@ -271,10 +262,27 @@ static inline FILE *start_child(pid_t *child, char *const *argv) {
     int error = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
-    if (!error) { return fdopen(ends[0], "r"); }
+    FILE *lines = error ? NULL : fdopen(ends[0], "r");
+    if (lines) {
+        setvbuf(lines, NULL, _IONBF, 0);  // poll sees all that is not read yet
+        return lines;
+    }
     close(ends[0]);
-    errno = error;
+    errno = error ? error : ENOMEM;
     return NULL;
+}
+
+// line (CHECK_TEXT) = the next line of a child. False at its end, and after SELF_CHECK_SECONDS of silence, which end
+// with SIGKILL: a kernel may hang in the driver, where the child takes no other signal.
+static inline bool child_line(pid_t child, FILE *lines, char *line, bool *silent) {
+    struct pollfd ready = {fileno(lines), POLLIN, 0};
+    int found;
+    while ((found = poll(&ready, 1, 1000 * SELF_CHECK_SECONDS)) < 0 && errno == EINTR) {}
+    *silent = found == 0;
+    if (*silent) { kill(child, SIGKILL); }
+    if (*silent || !fgets(line, CHECK_TEXT, lines)) { return false; }
+    line[strcspn(line, "\n")] = 0;
+    return true;
 }
 
 // start_child for a check of the operations that are UNCHECKED
@@ -291,11 +299,12 @@ static inline FILE *start_check(pid_t *child, const SelfCheck *result, const Bac
     return start_child(child, argv);
 }
 
-// why (CHECK_TEXT) = how a child has ended, with its last line, if it has one
-static inline void wait_for_child(pid_t child, const char *last, char *why) {
+// why (CHECK_TEXT) = how a child has ended, with its last line, if it has one. A child that the driver does not let go
+// is left behind after ten seconds.
+static inline void wait_for_child(pid_t child, bool silent, const char *last, char *why) {
     int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
+    for (int i = 0; i < 1000 && waitpid(child, &status, WNOHANG) == 0; i++) { usleep(10000); }
+    if (silent) {
         snprintf(why, CHECK_TEXT, "no answer for %d s", SELF_CHECK_SECONDS);
     } else if (WIFSIGNALED(status)) {
         snprintf(why, CHECK_TEXT, "%s%s%.400s", strsignal(WTERMSIG(status)), *last ? ": " : "", last);
@@ -322,7 +331,7 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
-    bool gpu = is_gpu(backend), started = false;
+    bool gpu = is_gpu(backend), started = false, silent;
     char line[CHECK_TEXT], name[64], last[CHECK_TEXT] = "", why[CHECK_TEXT] = "";
     int current = -1;  // the operation under check
     double share;
@@ -332,8 +341,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
         snprintf(result->not_started, CHECK_TEXT, "%s", strerror(errno));
         return;
     }
-    while (fgets(line, sizeof line, lines)) {
-        line[strcspn(line, "\n")] = 0;
+    while (child_line(child, lines, line, &silent)) {
         if (sscanf(line, "checks %63s", name) == 1) {
             current = (int)(op_case(name) - op_cases);
             started = true;
@@ -346,7 +354,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
         }
     }
     fclose(lines);
-    wait_for_child(child, last, why);
+    wait_for_child(child, silent, last, why);
     if (current >= 0 && ++result->operations[current].ends == 2) {
         snprintf(result->operations[current].failure, CHECK_TEXT, "failed: %.480s", why);
         replace_kernel(result, current, gpu);
