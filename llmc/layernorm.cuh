@@ -140,10 +140,10 @@ static inline void layernorm_launch(floatX *out, real *mean, real *rstd, const f
     bool packed = C % PACK == 0 && aligned_to_pack(out, in, weight, bias);
     bool by_warps = C <= WARP * LAYERNORM_PER_LANE * (packed ? PACK : 1);
     layernorm_check_channels(C);
-    auto launch = packed     ? by_warps ? layernorm_launch_row<SAVED_STATISTICS, WARP, PACK>
-                                        : layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_PACKED_BLOCK_THREADS, PACK>
-                      : by_warps ? layernorm_launch_row<SAVED_STATISTICS, WARP, 1>
-                             : layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_BLOCK_THREADS, 1>;
+    auto launch = layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_BLOCK_THREADS, 1>;
+    if (packed) { launch = layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_PACKED_BLOCK_THREADS, PACK>; }
+    if (by_warps) { launch = layernorm_launch_row<SAVED_STATISTICS, WARP, 1>; }
+    if (by_warps && packed) { launch = layernorm_launch_row<SAVED_STATISTICS, WARP, PACK>; }
     launch(out, mean, rstd, in, weight, bias, N, C, stream_of(ex));
 }
 
