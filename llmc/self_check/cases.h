@@ -109,8 +109,11 @@ static const OpShape attention_shapes[] = {
 };
 
 static const OpShape classifier_shapes[] = {
-    {.V = 50257, .Vp = 50304},         {.B = 1, .T = 4, .V = 50257, .Vp = 50304}, {.B = 3, .T = 5, .V = 67, .Vp = 71},
-    {.B = 2, .T = 3, .V = 5, .Vp = 8}, {.B = 1, .T = 1, .V = 1, .Vp = 3},
+    {.V = 50257, .Vp = 50304},                  // GPT-2's
+    {.B = 1, .T = 4, .V = 50257, .Vp = 50304},  // with few rows
+    {.B = 3, .T = 5, .V = 67, .Vp = 71},        // rows are not whole packs
+    {.B = 2, .T = 3, .V = 5, .Vp = 8},          // a row is one pack of bf16
+    {.B = 1, .T = 1, .V = 1, .Vp = 3},
 };
 
 static const OpShape part_classifier_shapes[] = {
@@ -129,10 +132,12 @@ static const OpShape loss_shapes[] = {
     {.B = 1, .T = 1},
 };
 
-// the parameters
 static const OpShape norm_shapes[] = {
-    {.n = 124475904}, {.n = 98304},   {.n = 1407},
-    {.n = 1},         {.n = 5000000},  // the last gives every block of a GPU two rounds
+    {.n = 124475904},  // the parameters
+    {.n = 98304},      // whole packs
+    {.n = 1407},       // and single elements
+    {.n = 1},          // one element alone
+    {.n = 5000000},    // every block of a GPU has two rounds
 };
 
 static const OpShape update_shapes[] = {
@@ -561,12 +566,10 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
 // Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
 // probabilities and their gradient before the next product; and the result.
 
-#define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
-    {                                                                                                                  \
-#name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, variants, kernel_roundings,       \
-            tolerance, fill, run_##name                                                                                \
-    }
 // clang-format off
+#define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
+    {#name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, variants, kernel_roundings,          \
+     tolerance, fill, run_##name}
 static const OpCase op_cases[] = {
     //  fp32  bf16 shapes         operation                    variants, fill
     ROW(1e-7, 1, embedding,       embedding_forward,           1, NULL),  // one rounding
