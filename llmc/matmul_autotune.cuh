@@ -154,7 +154,7 @@ typedef struct {
     cudaEvent_t begin, end;
 } LtTrials;
 
-// results = up to t->samples elements of each result of the trial's last run;  t->count = their numbers
+// results = up to t->samples elements of each result of the trial's last run; t->count = their numbers
 static inline void lt_sample(const CudaMatmuls *mm, LtTrials *t, float (*results)[LT_SAMPLES]) {
     const LtMatmul *p = &t->trial;
     int parts = p->key.parts;

@@ -29,7 +29,8 @@ static inline UnicodeClass unicode_class(uint32_t code) {
         uint32_t first;
         uint16_t count;
         uint8_t kind;
-    } ranges[] = {  // `count` code points from `first` on
+    } ranges[] = {
+        // `count` code points from `first` on
         // clang-format off
 """
 FOOTER = """\
