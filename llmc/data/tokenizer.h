@@ -1,8 +1,8 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
 defines: Tokenizer, HeapEntry, heap_before, heap_push, heap_pop, TokenizerEncoder, tokenizer_bytes,
-         tokenizer_load, tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut, tokenizer_decode,
-         tokenizer_free, tokenizer_free_encoder
+         tokenizer_load, tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut,
+         tokenizer_decode, tokenizer_free, tokenizer_free_encoder
 
 Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
                it can be:
