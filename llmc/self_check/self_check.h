@@ -49,18 +49,16 @@ enum { FALLBACK_LEVELS = 3 };
 // operations with plainer kernels on a GPU, in the order of FallbackKernels: a prefix of the operations' names, and the
 // names of the kernels by level
 #ifdef PRECISION_BF16
-#define ATTENTION_KERNELS                                                                                              \
-    { "tensor cores", "CUDA cores" }
+#define TENSOR_CORES "tensor cores",
 #else
-#define ATTENTION_KERNELS                                                                                              \
-    { "CUDA cores" }  // tensor cores take bf16
+#define TENSOR_CORES  // which take bf16
 #endif
 static const struct {
     const char *operations;
     const char *kernels[FALLBACK_LEVELS];
 } replaceable_kernels[NUM_FALLBACKS] = {
-    {"attention_forward", ATTENTION_KERNELS},
-    {"attention_backward", ATTENTION_KERNELS},
+    {"attention_forward", {TENSOR_CORES "CUDA cores"}},
+    {"attention_backward", {TENSOR_CORES "CUDA cores"}},
     {"matmul", {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}},
 };
 
