@@ -76,15 +76,23 @@ static inline void embedding_add_row(real *sum, const floatX *row, int width) {
     for (int c = 0; c < width; c++) { sum[c] += to_real(row[c]); }
 }
 
-// g (C) (+)= row `row` of dout (N,C) and the rows that follow it: in its list `next`, or if that is NULL every T-th row
-static inline void embedding_add_rows(Gradient g, const floatX *dout, const int *next, int row, GradMode mode, int N,
-                                      int T, int C) {
+// g (C) += row `row` of dout (N,C) and the rows that follow it in its list
+static inline void embedding_backward_token(Gradient g, const floatX *dout, const int *next, int row, int N, int C) {
     for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
         int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
         real sum[EMBEDDING_COLUMN_BLOCK] = {0};
-        for (int n = row; n < N; n = next ? next[n] : n + T) {
-            embedding_add_row(sum, dout + (size_t)n * C + begin, width);
-        }
+        for (int n = row; n < N; n = next[n]) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
+        gradient_store(g, (size_t)begin, sum, (size_t)width, GRAD_ADD);
+    }
+}
+
+// g (C) (+)= rows row, row + T, row + 2T, ... of dout (N,C)
+static inline void embedding_backward_position(Gradient g, const floatX *dout, int row, GradMode mode, int N, int T,
+                                               int C) {
+    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
+        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
+        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
+        for (int n = row; n < N; n += T) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
         gradient_store(g, (size_t)begin, sum, (size_t)width, mode);
     }
 }
@@ -97,7 +105,7 @@ static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dou
     for (int n = 0; n < N; n++) {  // most first rows are early: small chunks balance the threads
         int token = tokens[n] - first;
         if (token < 0 || token >= rows || first_row[token] != n) { continue; }
-        embedding_add_rows(gradient_at(dwte, (size_t)token * C), dout, next, n, GRAD_ADD, N, 0, C);
+        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, next, n, N, C);
     }
     free(next);
 }
@@ -109,7 +117,7 @@ static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < positions; t++) {
         int row = t < T ? (t + T - first % T) % T : N;  // the position's first row; from T on there is none
-        embedding_add_rows(gradient_at(dwpe, (size_t)t * C), dout, NULL, row, mode, N, T, C);
+        embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, row, mode, N, T, C);
     }
 }
 
