@@ -30,7 +30,7 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True  # no __pycache__ among the scripts
-from run_metrics import model_shape, read_json, read_steps, run_name, stop  # noqa: E402
+from run_metrics import Parser, model_shape, read_json, read_steps, run_name, stop  # noqa: E402
 
 # ---- memory plans
 
@@ -393,11 +393,6 @@ def plot_runs(arguments):
     save(arguments.o, lambda path: figure.savefig(path, dpi=150, **undated))
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        stop(f"{message}; see scripts/plot.py --help")
-
-
 def factor(text):
     try:
         if 0 <= float(text) < 1:
@@ -408,15 +403,12 @@ def factor(text):
 
 
 def main():
-    if sys.argv[1:2] in (["-h"], ["--help"]):
-        print(__doc__.strip())
-        return
     if sys.argv[1:2] == ["--plan"]:  # before argparse, which takes '-e d12' for a flag of its own
         if len(sys.argv) < 4:
             stop("--plan: expected an output file and the flags of each bar; see scripts/plot.py --help")
         plot_plans(sys.argv[2], sys.argv[3:])
         return
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(allow_abbrev=False)
     parser.add_argument("run", nargs="+")
     parser.add_argument("-o", metavar="OUT", required=True)
     parser.add_argument("--against", choices=("steps", "tokens", "time"), default="steps")

@@ -3,6 +3,7 @@
 metrics.jsonl has one JSON object a line, with a step and numbers. A step may have several lines: training, validation,
 HellaSwag. null stands for NaN or infinity. A killed run may leave half a line at the end.
 """
+import argparse
 import glob
 import json
 import math
@@ -21,39 +22,54 @@ def stop(sentence, status=2):
     sys.exit(status)
 
 
-def parse_line(line):
-    """(step, {field: number or None}) of a line of metrics.jsonl. None stands for null, NaN and infinity. Fields that
-    are not numbers are left out. Raises ValueError if the line is no JSON object with a step."""
-    found = json.loads(line)
-    if not isinstance(found, dict) or not is_number(found.get("step")):
-        raise ValueError("no step")
-    fields = {}
-    for name, value in found.items():
-        if name != "step" and (value is None or is_number(value)):
-            fields[name] = value if value is not None and math.isfinite(value) else None
-    return int(found["step"]), fields
+class Parser(argparse.ArgumentParser):
+    """Prints a script's documentation for -h, and one sentence for a mistake."""
+
+    def format_help(self):
+        return sys.modules["__main__"].__doc__.strip() + "\n"
+
+    def error(self, message):
+        stop(f"{message}; see {sys.argv[0]} --help")
 
 
 def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def read_steps(path):
-    """{step: {field: number or None}} in the order of steps. Of two values for a field of a step, the later counts."""
+def read_whole_lines(path):
+    """The text of metrics.jsonl up to its last newline. After that is half a line, still being written."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().split("\n")
+            text = file.read()
     except OSError as error:
         stop(f"could not read {path} ({error.strerror}); give a run directory, the folder after -o of train_gpt2")
-    steps = {}
-    for number, line in enumerate(lines, 1):
+    return text[:text.rfind("\n") + 1]
+
+
+def parse_lines(path, text, earlier=0):
+    """[(step, {field: number or None})] of a text from metrics.jsonl, after `earlier` lines of the file. None is
+    null, NaN or infinity. Fields that are not numbers are left out."""
+    parsed = []
+    for number, line in enumerate(text.split("\n"), earlier + 1):
+        if not line.strip():
+            continue
         try:
-            if line.strip():
-                step, fields = parse_line(line)
-                steps.setdefault(step, {}).update(fields)
+            found = json.loads(line)
         except ValueError:
-            if number < len(lines):  # text after the last newline is half a line, still being written
-                stop(f"line {number} of {path} is not a JSON object with a step; delete the line")
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+            stop(f"line {number} of {path} is not a JSON object with a step; delete the line")
+        fields = {name: value if value is not None and math.isfinite(value) else None
+                  for name, value in found.items() if name != "step" and (value is None or is_number(value))}
+        parsed.append((found["step"], fields))
+    return parsed
+
+
+def read_steps(path):
+    """{step: {field: number or None}} in the order of steps. Of two values for a field of a step, the later counts."""
+    steps = {}
+    for step, fields in parse_lines(path, read_whole_lines(path)):
+        steps.setdefault(step, {}).update(fields)
     return dict(sorted(steps.items()))
 
 
