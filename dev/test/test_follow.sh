@@ -130,7 +130,7 @@ follows "RUN comes later, half a line waits, a resumed run, Ctrl-C" "1:9 2:6 3:5
 # ---- Weights & Biases
 
 new_run
-steps 1:9 2:8 >"$metrics"
+{ echo '{"step":0,"val_loss":5}' && steps 1:9 2:8; } >"$metrics"
 follow "$run" --wandb p --once
 sleep 60 &
 process=$!
@@ -146,12 +146,17 @@ change() {
     sleep 1
     steps 1:3 >>"$metrics"
     appears '"train/loss": 3' "$calls"
-    equal "$(grep -oE 'run-[0-9a-f]{8}' "$calls" | sort -u | wc -l) runs" "2 runs"
     steps 2:2 >>"$metrics"
     kill $process
 }
-follows "W&B: flags, scalars; again, and a resumed run: no step twice; a new run has its own id; --pid" \
-    "1:9 2:8 3:7 4:6 5:5 1:3 2:2" "$calls" --wandb p --pid $process
+sent="1:9 2:8 3:7 4:6 5:5 1:3 2:2"
+follows "W&B: flags, scalars; again, a resumed run, a new run: no step twice; --pid" "$sent" "$calls" \
+    --wandb p --pid $process
+report "W&B: the new run has an id of its own, which stays" "$(
+    follow "$run" --wandb p --once || echo "status $?"
+    points "$sent" "$calls"
+    equal "$(grep -oE 'run-[0-9a-f]{8}' "$calls" | sort -u | wc -l) runs" "2 runs"
+)"
 
 # ---- errors
 
