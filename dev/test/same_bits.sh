@@ -12,8 +12,8 @@
 #   VOCAB=FILE       GPT-2's vocab.bpe (default ../shared/data/vocab.bpe beside this checkout)
 #   KEEP=FOLDER      an empty or missing folder, in which the runs stay
 # Wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. Of config.json,
-# state.json and a plan, the keys of both trees are compared, since flags come and go. Every other file of a run is
-# compared by SHA-256, but for the checksums in manifest.json.
+# state.json, tokenizer_config.json and a plan, the keys of both trees are compared, since flags come and go. Every
+# other file of a run is compared by SHA-256, but for the checksums in manifest.json.
 # Timing chooses among emulated cuBLASLt algorithms, and algorithms differ in their last bits. Both trees therefore use
 # one autotune cache, which BEFORE fills.
 set -uo pipefail
@@ -135,7 +135,7 @@ differences_of_files() {
         case $file in
         */metrics.jsonl) first_difference "$(metrics "before/$file")" "$(metrics "after/$file")" ;;
         */manifest.json) ;; # checksums of the other files
-        */step_*/state.json) compare_json "before/$file" "after/$file" ;;
+        */step_*/state.json | */tokenizer_config.json) compare_json "before/$file" "after/$file" ;;
         */step_*) cmp -s <(sha256sum <"before/$file") <(sha256sum <"after/$file") || cmp "before/$file" "after/$file" ;;
         */config.json) compare_json "before/$file" "after/$file" ;;
         *) cmp "before/$file" "after/$file" ;;
