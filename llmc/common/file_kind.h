@@ -1,6 +1,6 @@
 /*
 The kinds of files, by their first bytes: one table for all readers.
-defines: FILE_TOKENS and the like, file_kind, refuse_kind, refuse_binary
+defines: TOKEN_MAGIC, FILE_TOKENS, file_kind, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
