@@ -7,7 +7,7 @@ Tests every code point with the `regex` module (Debian: python3-regex), which GP
 """
 import regex
 
-CLASSES = [("L", regex.compile(r"\p{L}")), ("N", regex.compile(r"\p{N}")), ("S", regex.compile(r"\s"))]
+CLASSES = {1: regex.compile(r"\p{L}"), 2: regex.compile(r"\p{N}"), 3: regex.compile(r"\s")}  # of UnicodeClass
 SURROGATES = range(0xD800, 0xE000)  # never in valid UTF-8
 
 HEADER = """\
@@ -17,36 +17,38 @@ Unicode's letters, numbers and white space. Generated: do not edit.
 defines: UnicodeClass, unicode_class
 */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE } UnicodeClass;
 
-// \\p{L}, \\p{N}, \\s or none of them; by bisection. Anything that is not a code point is OTHER.
-static inline UnicodeClass unicode_class(uint32_t code) {
-    enum { L = UNICODE_LETTER, N = UNICODE_NUMBER, S = UNICODE_SPACE };
-    static const struct {
-        uint32_t first;
-        uint16_t count;
-        uint8_t kind;
-    } ranges[] = {
-        // `count` code points from `first` on
-        // clang-format off
+// `count` code points from `first` on. kind: a UnicodeClass, so 1 is a letter, 2 a number, 3 white space
+static const struct {
+    uint32_t first;
+    uint16_t count;
+    uint8_t kind;
+} unicode_ranges[] = {
+    // clang-format off
 """
 FOOTER = """\
-        // clang-format on
-    };
-    size_t low = 0, high = sizeof ranges / sizeof ranges[0];  // the range of `code`, if any, is in low..high-1
-    while (high - low > 1) {
+    // clang-format on
+};
+
+// \\p{L}, \\p{N}, \\s or none of them; by bisection. Anything that is not a code point is OTHER.
+static inline UnicodeClass unicode_class(uint32_t code) {
+    size_t low = 0, high = sizeof unicode_ranges / sizeof unicode_ranges[0];
+    while (high - low > 1) {  // the range of `code`, if any, is in low..high-1
         size_t middle = (low + high) / 2;
-        if (ranges[middle].first > code) {
+        if (unicode_ranges[middle].first > code) {
             high = middle;
         } else {
             low = middle;
         }
     }
     // a code before the first range wraps around
-    return code - ranges[low].first < ranges[low].count ? (UnicodeClass)ranges[low].kind : UNICODE_OTHER;
+    bool found = code - unicode_ranges[low].first < unicode_ranges[low].count;
+    return found ? (UnicodeClass)unicode_ranges[low].kind : UNICODE_OTHER;
 }
 """
 
@@ -54,7 +56,7 @@ FOOTER = """\
 def class_of(code):
     if code in SURROGATES:
         return None
-    return next((name for name, pattern in CLASSES if pattern.fullmatch(chr(code))), None)
+    return next((kind for kind, pattern in CLASSES.items() if pattern.fullmatch(chr(code))), None)
 
 
 def ranges():
@@ -70,12 +72,12 @@ def ranges():
 
 def main():
     print(HEADER % regex.__version__, end="")
-    line = "       "
+    line = "   "
     for first, count, kind in ranges():
         row = f" {{0x{first:X}, {count}, {kind}}},"
         if len(line) + len(row) > 120:
             print(line)
-            line = "       "
+            line = "   "
         line += row
     print(line)
     print(FOOTER, end="")
