@@ -229,8 +229,8 @@ static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     return *folder != 0;
 }
 
-// Reports a file of the run that could not be written. whole: the checkpoints that are not lost. The last file of a run
-// has no retry, so the run stops; otherwise rank 0 warns.
+// Reports a file of the run that could not be written. whole: the checkpoints that are not lost, with a verb: "the
+// checkpoints before it are". The last file of a run has no retry, so the run stops; otherwise rank 0 warns.
 static inline void report_failure(const char *what, const char *path, const char *whole, int error, int failed_rank,
                                   Comm *world, bool last) {
     const char *remedy = error == ENOTEMPTY || error == EEXIST
@@ -259,8 +259,8 @@ static inline void checkpoint_mark_done(const char *run_dir, long long step, Com
     if (error) { report_failure("create", path, "the checkpoint of that step is", error, failed_rank, world, last); }
 }
 
-// Creates DONE_NNNNNNNN of a run's last checkpoint, if a kill came between the two. pending: the step whose file
-// checkpoint_mark_done will create; -1: none.
+// Creates DONE_NNNNNNNN of a run's last checkpoint, in case a kill came between the checkpoint and the file. pending:
+// the step whose file checkpoint_mark_done will create; -1: none.
 static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
     long long step = checkpoint_latest(run_dir);
     if (step >= 0 && step != pending) { checkpoint_mark_done(run_dir, step, NULL, true); }

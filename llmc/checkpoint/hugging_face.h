@@ -21,7 +21,7 @@ UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/shapes/params.h"
 
-// A JSON object from its text, written as by printf with ' for every quote. The caller deletes it.
+// Parses the text of a JSON object, printed by a printf format that has ' for every quote. The caller deletes it.
 __attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *format, ...) {
     char text[1024];
     va_list args;

@@ -361,7 +361,7 @@ typedef struct {
     int num_tensors;
     SafeTensor *tensors;  // in the order of declaration
     uint64_t bytes;       // of the whole file
-    uint32_t crc_parts;   // crc32c_part of what this rank has written
+    uint32_t crc_parts;   // XOR of crc32c_part of every range that this rank has written
     bool joined;          // another rank has created the file and writes the header
 } SafeTensorsWriter;
 

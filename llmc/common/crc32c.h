@@ -62,10 +62,10 @@ static inline uint32_t crc32c_zeros(uint32_t crc, uint64_t n) {
     return crc;
 }
 
-// What bytes (n) of a file, with `after` bytes behind them, add to its CRC. The parts of a file are combined by XOR.
+// The part of a file's CRC that comes from bytes (n), with `after` more bytes behind them. Parts are combined by XOR.
 static inline uint32_t crc32c_part(const void *bytes, size_t n, uint64_t after) {
     return crc32c_zeros(crc32c_register(0, bytes, n), after);
 }
 
-// the CRC of a file of `bytes` bytes from the XOR of its parts, each of which came in once
+// The CRC of a file of `bytes` bytes. parts: the XOR of the parts of ranges that cover each byte once.
 static inline uint32_t crc32c_whole(uint32_t parts, uint64_t bytes) { return ~(parts ^ crc32c_zeros(~0u, bytes)); }

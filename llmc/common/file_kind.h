@@ -11,7 +11,7 @@ enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 2024
 // FILE_FOREIGN: no reader takes the kind. FILE_OTHER: text, or no kind of the table.
 enum { FILE_OTHER, FILE_FOREIGN, FILE_GGUF, FILE_HELLASWAG, FILE_LLMC_MODEL, FILE_SAFETENSORS, FILE_TOKENS };
 
-// Words alone do not make a kind: a text may begin with "GGUF" or "BZh".
+// The rows have more than the words GGUF, BZh and PAR1, with which a text may begin.
 static const struct {
     int kind;
     const char *first;  // bytes of the file; NULL: the int32 `number`, as in llm.c's files
@@ -60,7 +60,7 @@ static inline size_t file_kind_row(const char *path) {
     return row;
 }
 
-// FILE_TOKENS and the like
+// FILE_GGUF, FILE_TOKENS and so on; FILE_OTHER if the file cannot be read
 static inline int file_kind(const char *path) { return file_kinds[file_kind_row(path)].kind; }
 
 // Stops at a file of a kind that is not `expected`, in words.

@@ -1,6 +1,6 @@
 /*
 Small JSON files, read and written whole.
-defines: write_json, try_read_json, read_json, json_whole
+defines: write_json, read_text_file, try_read_json, read_json, json_whole
 */
 #pragma once
 #include "llmc/common/check.h"

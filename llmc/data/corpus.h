@@ -7,7 +7,7 @@ Text        A file is one document, or several: a line that is exactly <|endofte
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
             the field. Blank lines are skipped.
 Piece       a document, or about 64 KiB of a longer text, cut where both parts encode to the tokens of the whole
-Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long
+Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long, and the parsed line
 */
 #pragma once
 #include "llmc/common/check.h"

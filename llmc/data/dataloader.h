@@ -1,8 +1,8 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
-defines: TokenFile, token_file_name, TokenFiles, token_files_open, token_files_are_text, token_files_kind,
-         token_files_copy, token_files_split, token_files_total, token_files_fingerprint, token_files_close,
-         DataLoader, dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
+defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
+         token_files_split, token_files_total, token_files_fingerprint, token_files_close, DataLoader,
+         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
@@ -20,7 +20,7 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
 Examples    Of examples.h, a sequence is a row. The rows of an epoch are permuted by (seed, e). A loader of one epoch,
             for validation, has rows without examples after it.
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
-            is reported by the dataloader_next that would return the batch.
+            is reported by dataloader_check, or by the dataloader_next that would return the batch.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -49,12 +49,6 @@ typedef struct {
     uint64_t bytes;                    // of the whole file, when it was opened
     struct timespec modified;          // time of modification when it was opened
 } TokenFile;
-
-// the name of a file without its folder
-static inline const char *token_file_name(const TokenFile *file) {
-    const char *slash = strrchr(file->path, '/');
-    return slash ? slash + 1 : file->path;
-}
 
 // the files of a glob pattern, all of one kind
 typedef struct {
@@ -191,7 +185,8 @@ static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
         const TokenFile *file = &files->files[f];
-        hash = hash_bytes(hash, token_file_name(file), strlen(token_file_name(file)));
+        const char *slash = strrchr(file->path, '/'), *name = slash ? slash + 1 : file->path;
+        hash = hash_bytes(hash, name, strlen(name));
         hash = hash_file(hash, files->flag, file->path);
         hash = hash_word(hash_word(hash, file->first_token), file->num_tokens);
     }
@@ -474,7 +469,7 @@ static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *ro
     loader_start_thread(l);
 }
 
-// Stops at an error in the data of the next batch: of the first one before a run writes anything.
+// Stops at an error in the data of the next batch. A run on token files checks its first batch before it writes anything.
 static inline void dataloader_check(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
