@@ -576,7 +576,7 @@ TEST(test_gpt2) {
 
 // ---- tokenizer.json
 
-// what is special about a tokenizer.json; NULL: as the small tokenizer has it
+// the parts of a tokenizer.json that differ from the small tokenizer's; NULL: the same
 typedef struct {
     const char *type, *pre_tokenizer, *normalizer, *merges, *token;
 } JsonFile;
