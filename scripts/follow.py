@@ -146,7 +146,7 @@ def main():
     except ImportError as error:
         stop(f"{sys.executable} could not import {package} ({error}); run: {sys.executable} -m pip install {package}")
     except OSError as error:
-        stop(f"could not write {error.filename}: {error.strerror}; make the folder writable", 1)
+        stop(f"could not write {error.filename or place}: {error.strerror}; make the folder writable, or make room", 1)
 
 
 if __name__ == "__main__":

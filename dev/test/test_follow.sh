@@ -174,6 +174,11 @@ stops 2 "one of the arguments --tensorboard --wandb is required" "$run"
 STUB_FAILS=1 stops 1 "did not begin the run: no network; try .wandb login." "$run" --wandb p --once
 touch "$here/file"
 stops 1 "could not write $here/file" "$run" --tensorboard "$here/file" --once
+report "an error: no room" "$(
+    equal "$(PYTHONPATH=$here/stub bash -c 'trap "" XFSZ && ulimit -f 0 && exec python3 scripts/follow.py "$@" 2>&1' - \
+        "$run" --tensorboard "$here/tb" --once)" \
+        "follow.py: could not write $here/tb: File too large; make the folder writable, or make room"
+)"
 echo '{"step":3' >>"$metrics"
 stops 2 "line 4 of $metrics is not a JSON object with a step" "$run" --tensorboard "$here/tb" --once
 export PYTHONPATH=$here/without
