@@ -279,6 +279,11 @@ different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage fr
 different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' \
     other "${together[@]}" -b 1 -o bad
 cp text other
+head -c 2000 text >val_text
+tail -c 2000 text >other/val_text
+both=(-j val_text)
+different_ranks "other validation data on rank 1" 'rank 1 has a different validation data from rank 0' \
+    other "${together[@]}" -b 1 -o bad -j val_text
 mkdir -p model other/model
 for seed in 1 2; do
     "$trainer" "${together[@]}" -b 1 -x 1 -n 1 --seed $seed -o "seed_$seed" >"$out" 2>&1

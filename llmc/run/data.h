@@ -31,7 +31,7 @@ typedef struct {
     TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
     bool by_default;                           // -i was not given: llm.c's default files
     bool default_model;                        // -i and -e were not given: llm.c's default model
-    char fingerprint[17];      // hash of train_files' contents and the tokenizer of examples; independent of paths
+    char fingerprint[17];      // token_files_fingerprint of train_files; for examples, also of their tokenizer
     char val_fingerprint[17];  // of val_files
     bool has_examples;  // -i names .jsonl files: the loaders read train_rows and val_rows; files gives the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
@@ -228,8 +228,7 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
 static inline void check_same_data(const RunData *d, Comm *world) {
     cJSON *data = cJSON_CreateObject();
     cJSON_AddStringToObject(data, "training data", d->fingerprint);
-    cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&d->train_files));
-    cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&d->val_files));
+    cJSON_AddStringToObject(data, "validation data", d->val_fingerprint);
     if (d->hellaswag_path) { add_hash(data, d->hellaswag_path, hash_file(0, "-h", d->hellaswag_path)); }
     check_all_have(world, data, "all ranks need the same -i, -j and HellaSwag files");
 }
