@@ -4,6 +4,8 @@ made from the table, and JSON read back.
 */
 #include "testing.h"
 #include "llmc/run/flags.h"
+#include <limits.h>
+#include <math.h>
 
 typedef struct {
     int micro_batch, max_steps, keep, schedule, master;

@@ -20,8 +20,6 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag
 */
 #pragma once
 #include <cjson/cJSON.h>
-#include <limits.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
