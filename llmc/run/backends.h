@@ -23,7 +23,7 @@ defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CU
 #define CPU_LEVEL ""
 #endif
 
-// of partial sums, and of the matmuls' workspace
+// bytes of partial sums, and of a workspace for matmuls: a CPU has neither
 static inline size_t cpu_scratch_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     (void)c, (void)local, (void)B, (void)T;
     return 0;

@@ -51,9 +51,9 @@ static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
 
 static inline double eval_bits_per_byte(double nats, double bytes) { return bytes > 0 ? nats / log(2) / bytes : NAN; }
 
-// The loss of val_batches micro-batches of the loader for each rank, -1 for all. Ranks take the batches in turn. Every
-// rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are ignored. A row without a
-// target has no loss. tokenizer: NULL if unknown, then *bits_per_byte is NAN. Nats per token.
+// The loss in nats per token of val_batches micro-batches of the loader for each rank, -1 for all. Ranks take the
+// batches in turn. Every rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are
+// ignored. A row without a target has no loss. tokenizer: NULL if unknown, then *bits_per_byte is NAN.
 static inline double validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer,
                               double *bits_per_byte) {
     int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;

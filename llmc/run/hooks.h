@@ -1,5 +1,5 @@
 /*
-What hooks the operations of a step: --profile and --nan-check.
+Hooks on the operations of a step: --profile and --nan-check.
 defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close; NanCheck,
          nan_check_open, nan_check_result
 
@@ -8,7 +8,7 @@ defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_s
 copy and collective. Outside of the profiled steps nothing is recorded, so CUDA graphs hold no events. Profiled steps
 launch each kernel by itself, and a collective is waited for where it begins.
 The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are the minimum that the
-operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (ops.h).
+operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls and attention (ops.h).
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 --nan-check finds the operation that made the first number that is not finite. A step whose loss or gradient norm is not
@@ -29,8 +29,6 @@ and the cause:
 #include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
 #include <limits.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 // Steps of a start that are not profiled: the first autotunes matmuls, the second captures CUDA graphs.
 enum { PROFILE_WARMUP = 2 };
@@ -262,8 +260,8 @@ static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) 
     p->step_begin = p->device->event_timed(ex);
 }
 
-// After every step: waits for it and writes it. whole: false for one that was cut short, which is not written. Event
-// `step % 2` is free: start_step records it at its end, and no step that waits for it is pending.
+// After every step: waits for it and writes it. whole: false for one that was cut short, which is not written. The wait
+// records the step's event a second time, after AdamW: finish_step then waits for no less.
 static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (!p->active) { return; }
     p->active = false;
