@@ -54,7 +54,8 @@ For one host thread.
 #include <unistd.h>
 
 #define SIMT  // for tests: this is the emulator
-// of the self-check: seconds in which a child says nothing, the driver's version, and small shapes: test_ops runs all
+// Of the self-check: the longest silence of a child in seconds, the file with the driver's version, and the largest
+// arrays in bytes, since test_ops runs all shapes.
 #define SELF_CHECK_SECONDS simt::setting_from_environment("SIMT_CHECK_SECONDS", 3600)
 #define DRIVER_VERSION_FILE (getenv("SIMT_DRIVER") ? getenv("SIMT_DRIVER") : "/dev/null")
 #define SELF_CHECK_LARGEST (150 << 10)

@@ -136,6 +136,8 @@ TEST(test_json) {
     for (size_t i = 0; i < LEN(broken); i++) {
         assert_refused(broken[i], "line 1 is no JSON object; expected an object a line: found");
     }
+    static const char nul[] = "{\"text\":\"a\0b\"}";
+    assert_stops(EXIT_BAD_INPUT, "is no JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
     for (size_t i = 0; i < LEN(other); i++) {
         assert_refused(other[i], "line 1 has no string in the field; name the field of the text with --field: found");

@@ -161,7 +161,7 @@ report "a full disk leaves no file, and an old file as it is" "$(
     no_leftovers
 )"
 
-# ---- what the files hold
+# ---- contents of the files
 
 all_equal() { # READER
     equals "$@" bytes_F32.gguf bytes_F32 "28 F32"

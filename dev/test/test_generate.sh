@@ -9,8 +9,7 @@ set -uo pipefail
 trainer=$(realpath "${TRAINER:-./train_gpt2}") golden=$(realpath "$(dirname "$0")/golden")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 in_scratch
-input=input # what every run reads
-
+input=input # stdin of every run
 : >input
 
 # ---- a model of 300 tokens that knows one text: tokens 65, 66 and 67, which are "b", "c" and "d", then end-of-text

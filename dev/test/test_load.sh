@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# -e with every form of a model: one file, several files, llm.c's files and its run directory. dev/oracle/model_files.py
-# writes the forms. All of them train, generate and plan as the checkpoint does, to the bit.
+# -e with every form of a model: one file, several files, llm.c's files. dev/oracle/model_files.py writes the forms.
+# All of them train, generate and plan as the checkpoint does, to the bit.
 #   TRAINER=./train_gpt2 dev/test/test_load.sh
 # With PyTorch and transformers in $PYTHON or build/py, dev/oracle/hf_check.py runs too.
 set -uo pipefail
@@ -81,7 +81,7 @@ cp -r model llama && echo '{"model_type":"llama","num_hidden_layers":2}' >llama/
 cp -r model relu && sed -i 's/"gelu_new"/"relu"/' relu/config.json
 cp -r model cut && echo '{"n_layer":' >cut/config.json
 cp -r model bare && rm bare/config.json
-mkdir pickled unfinished && echo PK >pickled/pytorch_model.bin && cp model.bin unfinished/model_00000010.bin
+mkdir pickled llmc && echo PK >pickled/pytorch_model.bin && cp model.bin llmc/model_00000010.bin
 head -c -4 model.bin >short.bin
 printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
 printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
@@ -93,7 +93,7 @@ refused_model "another activation" 'has "relu" as "activation_function"' -e relu
 refused_model "a config.json that is cut short" "is not a JSON object" -e cut -t 16
 refused_model "a model without config.json" "put a config.json with n_head" -e bare -t 16
 refused_model "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
-refused_model "a run directory of llm.c" "give llm.c's model_*.bin itself" -e unfinished -t 16
+refused_model "a run directory of llm.c" "give llm.c's model_*.bin itself" -e llmc -t 16
 refused_model "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
 refused_model "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16
 refused_model "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17

@@ -97,21 +97,6 @@ TEST(test_metrics) {
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
 }
 
-static void log_with_a_peak(void) {
-    Logger log = logger_open(temp_dir(), 0, false, false);
-    StepReport r = quarter_second(1, 5.5, 1.25);
-    r.peak_rate = 16000;
-    logger_step(&log, r);
-    logger_close(&log);
-}
-
-TEST(test_metrics_of_a_gpu) {
-    stdout_of(log_with_a_peak);
-    assert_string_equal(read_file(temp_path("metrics.jsonl"), NULL),
-                        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
-                        "\"mfu\":0.25}\n");
-}
-
 static void log_a_second_later(void) {
     Logger log = logger_open(temp_dir(), 0, false, false);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
@@ -142,10 +127,27 @@ TEST(test_a_stopped_run_shows_its_last_step) {
     assert_null(strstr(last + 1, "\nstep 2/3"));
 }
 
-static void print_a_line(void) { logger_print(12345678901, "saved %s", "out/%s"); }
+static void log_changing_rates(void) {
+    Logger log = logger_open(temp_dir(), 0, false, false);
+    const double ms[] = {1000, 250, 500}, limit[] = {-1, -1, 60};
+    for (int i = 0; i < 3; i++) {
+        StepReport r = quarter_second(i + 1, 5.5, 1.25);
+        r.max_steps = 1003, r.ms = ms[i], r.seconds_left = limit[i], r.peak_rate = 16000;
+        r.skipped = "loss is an outlier";  // shown, however soon after the last line
+        logger_step(&log, r);
+    }
+    logger_close(&log);
+}
 
-TEST(test_a_line_of_its_own) {
-    assert_string_equal(read_file(stdout_of(print_a_line), NULL), "step 12345678901 | saved out/%s\n");
+// The first step includes preparations, so the average begins with the second: 0.95 x 4000 + 0.05 x 2000.
+TEST(test_rates) {
+    const char *printed = read_file(stdout_of(log_changing_rates), NULL);
+    assert_non_null(strstr(printed, "| 1000 tok/s | 6.2% MFU | 16:42 left | skipped: loss is an outlier\n"));
+    assert_non_null(strstr(printed, "| 4000 tok/s | 25.0% MFU | 4:10 left | "));
+    assert_non_null(strstr(printed, "| 3900 tok/s | 24.4% MFU | 1:00 left | "));
+    const char *metrics = read_file(temp_path("metrics.jsonl"), NULL);
+    assert_non_null(
+        strstr(metrics, "\"ms\":500,\"tokens_per_s\":2000,\"mfu\":0.125,\"skipped\":\"loss is an outlier\"}\n"));
 }
 
 static void resume_after_two(void) {

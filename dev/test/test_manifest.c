@@ -166,6 +166,7 @@ TEST(test_hostile) {
         {"{\"files\":{\"a.txt\":\"0\"}}", "an entry of another program"},
         {"{\"files\":{\"\":{\"bytes\":5,\"crc32c\":\"0\"}}}", "could not be read: it is a folder, a device"},
         {"{\"files\":{\"a.txt\":{\"bytes\":5,\"crc32c\":\"0123456789abcdef\"}}}", "expected 5 and 01234567"},
+        {"{\"files\":{\"empty\":{\"bytes\":1,\"crc32c\":\"00000000\"}}}", "expected 1 and 00000000"},
         {"{\"files\":[\"a.txt\"]}", "lists no files"},
         {"{\"name\":\"a model\"}", "lists no files"}};
     for (size_t i = 0; i < LEN(cases); i++) {

@@ -795,7 +795,8 @@ TEST(test_one_wrong_element_is_seen) {
 
 // ---- a library that crashes, refuses what it offers, or is wrong
 
-// What the library refuses after it was chosen, or before, and what runs then: algorithm -1 is our own GEMM.
+// Algorithms and epilogues that the library refuses, before or after they were chosen, and their replacement. Algorithm
+// -1 is our own GEMM.
 static const struct Refusal {
     uint32_t algorithms, epilogues;
     int algorithm, fused;

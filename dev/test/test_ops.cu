@@ -32,7 +32,7 @@ static const bool SANITIZED = false;
 #endif
 enum { SMALL = 50000, LARGE = 8000000 };  // bytes
 
-// of the emulated warps: 0 one after another, 1 in reverse, above 1 the seed of a random order
+// The order of the emulated warps: 0 one after another, 1 in reverse, above 1 the seed of a random order.
 static void set_warp_order(int order) {
 #ifdef __CUDACC__
     (void)order;
@@ -199,12 +199,11 @@ static void check_real_size(const OpCase *op) {
 
 // The classifier's kernel with rows in shared memory and the kernel for GPUs without room for rows give the same bits.
 static void test_held_rows(void **state) {
+    (void)state;
     Exec ex;
     void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
     ex.skip_autotune = false;
-    (void)state;
-    const OpCase *op = op_cases;
-    while (strcmp(op->name, "classifier") != 0) { op++; }
+    const OpCase *op = op_case("classifier");
     Problem p = problem_make(op, op_shape(op, 0), 0), device = problem_on_device(&p, &cuda_device);
     Bytes first = run_directly(&device, &ex);
 #ifndef __CUDACC__
@@ -272,12 +271,14 @@ static void test_plainer_kernels(void **state) {
         Exec ex;
         void *scratch = check_open(&ex, &cuda_backend, FallbackKernels{{level, level, level}});
         for (const OpCase &op : op_cases) {
-            Problem p = problem_describe(&op, op_shape(&op, 0), 0);
-            uint64_t submitted = simt::runtime().submitted;
-            for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
-            problem_run(&p, &cuda_ops, &ex);
-            assert_true(simt::runtime().submitted > submitted);
-            device_free(&p);
+            for (int shape = 0; op_shape(&op, shape); shape++) {
+                Problem p = problem_describe(&op, op_shape(&op, shape), 0);
+                uint64_t submitted = simt::runtime().submitted;
+                for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
+                problem_run(&p, &cuda_ops, &ex);
+                assert_true(simt::runtime().submitted > submitted);
+                device_free(&p);
+            }
         }
         check_close(&ex, &cuda_backend, scratch);
     }

@@ -232,8 +232,8 @@ TEST(test_rounding_bits) {
 
 // ---- cp.async
 
-// Three groups of copies in flight. A lane reads its own data of group 0, and the data of lane 31 - lane
-// of groups 1 and 2. In group 1 only lanes 0 to 19 copy valid data.
+// Three groups of copies in flight. A lane reads its own data of group 0, and the data of lane 31 - lane of groups 1
+// and 2. In group 1 only lanes 0 to 19 copy valid data.
 static __global__ void copy_in_groups(uint32_t *out, const uint32_t *in) {
     wait_for_previous_kernel();
     constexpr int WORDS = 4, GROUP = 32 * WORDS;

@@ -43,7 +43,7 @@ build() { # PROGRAM SOURCE OPTION...: a copy of a program, from the current fold
         -lcmocka -lcjson -lm -lpthread 2>&1
 }
 
-# ---- what ThreadSanitizer sees
+# ---- findings of ThreadSanitizer
 
 cat >"$folder/sums.c" <<'END_OF'
 #include <stdio.h>

@@ -284,7 +284,7 @@ TEST(test_round_trip) {
     tokenizer_free(&small);
 }
 
-// A text of every kind of boundary. Its last MAX_PRETOKEN + 8 bytes are what a cut may look at.
+// A text of every kind of boundary. A cut looks at no more than its last MAX_PRETOKEN + 8 bytes.
 static size_t text_with_boundaries(char *text, size_t bytes, uint64_t seed) {
     static const char *const parts[] = {"ab",   " ",     "\n",  "  ",  "\xC2\xA0", "\xE3\x80\x80",
                                         "'s",   "1",     "?!.", "\t",  "\xC3\xA9", "\xE4\xBD\xA0",
