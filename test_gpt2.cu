@@ -1315,7 +1315,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     run_close(&run);
 }
 
-// compares runs stopped after steps first..last, with kernels every third, with an uninterrupted run
+// Compares runs stopped after steps first..last, on a GPU after every third, with an uninterrupted run.
 static void check_resumes(TrainArgs *args, int first, int last) {
     Run straight;
     StepReport reports[RUN_STEPS];

@@ -129,7 +129,7 @@ TEST(test_a_stopped_run_shows_its_last_step) {
 
 static void log_changing_rates(void) {
     Logger log = logger_open(temp_dir(), 0, false, false);
-    const double ms[] = {1000, 250, 500}, limit[] = {-1, -1, 60};
+    const double ms[] = {1000, 250, 500}, limit[] = {-1, 9999, 60};
     for (int i = 0; i < 3; i++) {
         StepReport r = quarter_second(i + 1, 5.5, 1.25);
         r.max_steps = 1003, r.ms = ms[i], r.seconds_left = limit[i], r.peak_rate = 16000;
