@@ -503,6 +503,7 @@ inline bool replaced_by(Break how) {
         std::fprintf(stderr, "simt: a kernel of SIMT_BREAK crashes\n");
         std::abort();
     }
+    if (how == HANGS) { std::fputs("simt: a kernel of SIMT_BREAK hangs within a line", stderr); }
     while (how == HANGS) { pause(); }
     return how == DOES_NOTHING;
 }

@@ -249,42 +249,45 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
 
 // ---- its parent
 
-// Starts this program with other arguments. Returns its stdout and stderr; NULL and errno if it does not start.
-static inline FILE *start_child(pid_t *child, char *const *argv) {
+// Starts this program with other arguments. Returns a file descriptor of its stdout and stderr; -1 and errno if it does
+// not start.
+static inline int start_child(pid_t *child, char *const *argv) {
     int ends[2];
     posix_spawn_file_actions_t actions;
-    if (pipe2(ends, O_CLOEXEC) != 0) { return NULL; }
+    if (pipe2(ends, O_CLOEXEC) != 0) { return -1; }
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     int error = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
-    FILE *lines = error ? NULL : fdopen(ends[0], "r");
-    if (lines) {
-        setvbuf(lines, NULL, _IONBF, 0);  // poll sees all that is not read yet
-        return lines;
-    }
+    if (!error) { return ends[0]; }
     close(ends[0]);
-    errno = error ? error : ENOMEM;
-    return NULL;
+    errno = error;
+    return -1;
 }
 
-// line (CHECK_TEXT) = the next line of a child. False at its end, and after SELF_CHECK_SECONDS of silence, which end
-// with SIGKILL: a kernel may hang in the driver, where the child takes no other signal.
-static inline bool child_line(pid_t child, FILE *lines, char *line, bool *silent) {
-    struct pollfd ready = {fileno(lines), POLLIN, 0};
-    int found;
-    while ((found = poll(&ready, 1, 1000 * SELF_CHECK_SECONDS)) < 0 && errno == EINTR) {}
-    *silent = found == 0;
-    if (*silent) { kill(child, SIGKILL); }
-    if (*silent || !fgets(line, CHECK_TEXT, lines)) { return false; }
-    line[strcspn(line, "\n")] = 0;
-    return true;
+// line (CHECK_TEXT) = the next line of a child. False at its end, and after SELF_CHECK_SECONDS of silence, also within
+// a line. A silent child gets SIGKILL: a kernel may hang in the driver, where the child takes no other signal.
+static inline bool child_line(pid_t child, int lines, char *line, bool *silent) {
+    struct pollfd ready = {lines, POLLIN, 0};
+    size_t length = 0;
+    char c = 0;
+    *silent = false;
+    while (c != '\n') {
+        int found = poll(&ready, 1, 1000 * SELF_CHECK_SECONDS);
+        if (found < 0 && errno == EINTR) { continue; }
+        *silent = found == 0;
+        if (*silent) { kill(child, SIGKILL); }
+        if (*silent || read(lines, &c, 1) != 1) { break; }
+        if (c != '\n' && length + 1 < CHECK_TEXT) { line[length++] = c; }
+    }
+    line[length] = 0;
+    return c == '\n' || (length > 0 && !*silent);
 }
 
 // start_child for a check of the operations that are UNCHECKED
-static inline FILE *start_check(pid_t *child, const SelfCheck *result, const Backend *backend) {
+static inline int start_check(pid_t *child, const SelfCheck *result, const Backend *backend) {
     char gpu[16] = "-1", threads[16], levels[LEVELS_TEXT], checked[NUM_OP_CASES + 1] = "";
 #ifdef HAVE_CUDA
     if (is_gpu(backend)) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
@@ -334,8 +337,8 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     int current = -1;  // the operation under check
     double share;
     pid_t child;
-    FILE *lines = start_check(&child, result, backend);
-    if (!lines) {
+    int lines = start_check(&child, result, backend);
+    if (lines < 0) {
         snprintf(result->not_started, CHECK_TEXT, "%s", strerror(errno));
         return;
     }
@@ -351,7 +354,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
             snprintf(last, sizeof last, "%s", line + (strncmp(line, "train_gpt2: ", 12) == 0 ? 12 : 0));
         }
     }
-    fclose(lines);
+    close(lines);
     wait_for_child(child, silent, last, why);
     if (current >= 0 && ++result->operations[current].ends == 2) {
         snprintf(result->operations[current].failure, CHECK_TEXT, "failed: %.480s", why);
@@ -432,8 +435,8 @@ static inline void print_slower_kernels(FILE *out, FallbackKernels fallback) {
 }
 
 // Index of the failed operation that forced this kernel's fallback, or -1.
-static inline int find_failure(const SelfCheck *result, int i) {
-    int which = fallback_of(op_cases[i].name);
+static inline int find_failure(const SelfCheck *result, int i, bool gpu) {
+    int which = gpu ? fallback_of(op_cases[i].name) : -1;
     if (*result->operations[i].failure) { return i; }
     for (int k = 0; which >= 0 && k < NUM_OP_CASES; k++) {
         if (fallback_of(op_cases[k].name) == which && *result->operations[k].failure) { return k; }
@@ -445,7 +448,7 @@ static inline int find_failure(const SelfCheck *result, int i) {
 static inline void print_operation(int i, const SelfCheck *result, bool gpu) {
     const char *name = op_cases[i].name, *failure = result->operations[i].failure;
     int which = fallback_of(name), level = which < 0 ? 0 : result->fallback.level[which];
-    int failed = find_failure(result, i);
+    int failed = find_failure(result, i, gpu);
     if (result->operations[i].state == FAILED) {
         printf("%-28s %s, and has no other kernel\n", name, failure);
         return;
