@@ -77,7 +77,7 @@ static inline OptimizerState bucket_state(const Update *u, int i, bool in_slot) 
     return optimizer_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot);
 }
 
-// the same of its gradients
+// the gradients of bucket i where this rank stores them; in_slot: where adamw_update finds them
 static inline Gradient bucket_grads(const Update *u, int i, bool in_slot) {
     const UpdateBucket *b = &u->buckets[i];
     return in_slot && u->grad_slots.at ? gradient_at(u->grad_slots, (size_t)(i % 2) * u->slot_elements)
@@ -94,16 +94,16 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
 }
 
 static inline void copy_bucket(Update *u, int i, bool upload) {
-    OptimizerState from = bucket_state(u, i, false), to = bucket_state(u, i, true);
+    OptimizerState stored = bucket_state(u, i, false), slot = bucket_state(u, i, true);
     Gradient grads = bucket_grads(u, i, false);
-    size_t n = u->buckets[i].count, moments = n * dtype_size(from.moments), scales = n / MOMENT_BLOCK * sizeof(float);
-    copy_array(u, i, from.params, to.params, n * sizeof *from.params, upload);
-    copy_array(u, i, from.master, to.master, n * sizeof *from.master, upload);
-    copy_array(u, i, from.remainder, to.remainder, n * sizeof *from.remainder, upload);
-    copy_array(u, i, from.m, to.m, moments, upload);
-    copy_array(u, i, from.v, to.v, moments, upload);
-    copy_array(u, i, from.m_scales, to.m_scales, scales, upload);
-    copy_array(u, i, from.v_scales, to.v_scales, scales, upload);
+    size_t n = u->buckets[i].count, moments = n * dtype_size(stored.moments), scales = n / MOMENT_BLOCK * sizeof(float);
+    copy_array(u, i, stored.params, slot.params, n * sizeof *stored.params, upload);
+    copy_array(u, i, stored.master, slot.master, n * sizeof *stored.master, upload);
+    copy_array(u, i, stored.remainder, slot.remainder, n * sizeof *stored.remainder, upload);
+    copy_array(u, i, stored.m, slot.m, moments, upload);
+    copy_array(u, i, stored.v, slot.v, moments, upload);
+    copy_array(u, i, stored.m_scales, slot.m_scales, scales, upload);
+    copy_array(u, i, stored.v_scales, slot.v_scales, scales, upload);
     if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, n * dtype_size(grads.dtype), true); }
 }
 
