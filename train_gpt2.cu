@@ -19,15 +19,15 @@ One step, from the training loop in train:
     finish_step             reads loss and norm
 Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one, or nothing.
 */
-#include "llmc/common/check.h"               // input_error, run_error, xmalloc
-#include "llmc/ops.h"                        // Ops, Gradient, AdamW, OptimizerState
-#include "llmc/shapes/params.h"              // GPT2Config, ParamId, param_specs
+#include "llmc/common/check.h"               // run_error, xmalloc
+#include "llmc/ops.h"                        // Ops, Gradient, AdamW
+#include "llmc/shapes/params.h"              // GPT2Config, ParamId
 #include "llmc/memory/plan.h"                // Plan, arena_create, Scratch
 #include "llmc/shapes/activations.h"         // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"           // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/memory/activation_offload.h"  // ActivationOffload: --offload 4
 #include "llmc/memory/traffic.h"             // model_flops_per_token, for MFU
-#include "llmc/shapes/layout.h"              // Sharding, ParamLayout, Bucket
+#include "llmc/shapes/layout.h"              // ParamLayout, layer_bucket
 #include "llmc/parallel/zero.h"              // Zero: -z, --offload
 #include "llmc/parallel/update.h"            // Update: AdamW bucket by bucket
 #include "llmc/parallel/tensor_parallel.h"   // TensorParallel: -tp; row_parallel_forward
@@ -130,7 +130,7 @@ typedef struct {
 static const floatX *param(const GPT2 *m, ParamId id, int layer) { return zero_param(&m->zero, id, layer); }
 static Gradient grad(const GPT2 *m, ParamId id, int layer) { return zero_grad(&m->zero, id, layer); }
 
-// of one slot
+// bytes of one slot
 static size_t activation_bytes(const GPT2 *m, ActivationId id) {
     return plan_slot_bytes(plan_find(&m->plan, activation_specs[id].name));
 }

@@ -1,7 +1,7 @@
 /*
 Token plus position embedding on the GPU.
-  embedding_forward_kernel    a warp has a row; at most 3NC floatX, since repeated rows of wte are cached. -tp needs its
-                              two terms one by one: a row of wte, or 0; then a row of wpe is added
+  embedding_forward_kernel    a warp has a row; at most 3NC floatX, since repeated rows of wte are cached. With -tp or
+                              packed documents one launch writes the rows of wte, and another adds those of wpe
   embedding_positions_kernel  dwpe: a thread adds the sequences in order; NC floatX + TC of dwpe
   embedding_pairs_kernel      dwte 1: pairs (token, row), and counts of the lowest digit
   embedding_sort_kernel       dwte 2: one radix pass; equal tokens become neighbours
@@ -33,8 +33,8 @@ template <int WIDTH, class T> static __device__ __forceinline__ void embedding_a
 
 static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward, a warp each
 
-// out (N,C) = or += rows of wte, 0 for tokens outside [first_token, first_token + rows), and rows of wpe. TOKENS,
-// POSITIONS: wte, wpe is there. Row 0 is at position first_position; without TOKENS, `out` holds the other term.
+// out (N,C) = wte[tokens] + wpe. TOKENS alone: out = wte[tokens]; POSITIONS alone: out += wpe. A token outside
+// [first_token, first_token + rows) counts as a row of zeros. Row 0 of out is at position first_position.
 template <int WIDTH, bool TOKENS, bool POSITIONS>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, int first_token, int rows,
@@ -88,7 +88,7 @@ static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe,
 static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way, to hide the memory's latency
 static constexpr int EMBEDDING_THREADS = 128;  // most threads of a block; each has WIDTH columns
 
-// of a block, where a row takes row_threads
+// threads of a block, if a row takes row_threads
 static inline int embedding_threads(int row_threads) { return min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS); }
 
 // dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order; row 0 is at position `first`. The sum of a

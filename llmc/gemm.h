@@ -305,8 +305,8 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 
 // ---- one thread's part
 
-// its memory: packed A (GEMM_K,GEMM_M); packed B (GEMM_K,GEMM_N), or (depth,cols) of no more elements; and sums
-// (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them
+// A thread's memory: packed A (GEMM_K,GEMM_M); packed B (GEMM_K,GEMM_N), or (depth,cols) of no more elements; and sums
+// (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
 enum { GEMM_B = GEMM_M * GEMM_K, GEMM_SUMS = GEMM_B + GEMM_K * GEMM_N, GEMM_MEMORY = GEMM_SUMS + GEMM_SUMS_M * GEMM_N };
 
 // Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.

@@ -35,7 +35,7 @@ typedef struct {
 
 static const Gradient no_gradient = {NULL, DT_REAL};
 
-// the gradient from element `offset` on
+// View that starts at element `offset`.
 static inline Gradient gradient_at(Gradient g, size_t offset) {
     Gradient further = {g.at ? (char *)g.at + offset * dtype_size(g.dtype) : NULL, g.dtype};
     return further;

@@ -20,7 +20,7 @@ typedef struct {
 
 static const PackedSequences not_packed = {NULL, 0};  // each row of (B,T) is one sequence
 
-// the elements that both ranges have; count is 0 where there are none
+// Intersection; count 0 if empty.
 static inline Range range_intersect(Range a, Range b) {
     size_t from = a.offset > b.offset ? a.offset : b.offset;
     size_t a_end = a.offset + a.count, b_end = b.offset + b.count, end = a_end < b_end ? a_end : b_end;

@@ -177,7 +177,7 @@ static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wp
 // dwpe (maxT,C) (+)= the gradient of add_positions; dout (own_rows,C)
 static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, const floatX *dout, PackedSequences packed,
                                           GradMode mode, int T, int maxT, int C) {
-    if (!packed.ranges || tp->own_rows == 0) {  // without rows dwpe is set to 0
+    if (!packed.ranges || tp->own_rows == 0) {  // a rank without rows still sets dwpe, to 0
         tp->ops->position_embedding_backward(dwpe, dout, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
         return;
     }

@@ -167,7 +167,7 @@ static inline CopyWork *zero_param_copy(Zero *z, int bucket) {
     return &z->param_copies[buffer_of_bucket(&z->layout, bucket)];
 }
 
-// Begins to all-gather a bucket; with --offload 3 first to upload the part of it that this rank stores.
+// Begins to all-gather a bucket. With --offload 3 an upload of the part that this rank stores comes first.
 static inline void zero_gather(Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
     bool whole = z->layout.sharding.stage == 0;
