@@ -17,7 +17,7 @@ One step, from the training loop in train:
         gpt2_norm           global norm of the gradients
       gpt2_update           AdamW
     finish_step             reads loss and norm
-Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one, or nothing.
+Most lines of block_forward are one operation of llmc/. On one rank, a call of llmc/parallel/ is one too, or a no-op.
 */
 #include "llmc/common/check.h"               // run_error, xmalloc
 #include "llmc/ops.h"                        // Ops, Gradient, AdamW
@@ -70,7 +70,7 @@ typedef union {
 } BlockGrads;
 
 // The activations that the forward saves for the backward. A tensor that -r recomputes is NULL, or shares its memory
-// with other blocks. With -tp "/ t" is this rank's rows.
+// with other blocks. With -tp, N / t rows are this rank's.
 typedef struct {
     floatX *input;                                    // (N / t,C) residual3 of the block before, or the embeddings
     floatX *ln1, *ln2;                                // (N / t,C), at -ra 0 the rows of all ranks; or NULL
@@ -99,8 +99,8 @@ typedef struct {
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
-    // one buffer each, used in turn: (N,4C) of the MLP, the logits and dqkv; (N,C) of a layernorm's output; (N,C) of
-    // the gradient below a matmul; with -tp dresidual of all ranks
+    // Buffers that all layers share, in this order: (N,4C) of the MLP, the logits or dqkv; (N,C), a layernorm's output;
+    // (N,C), the gradient of a matmul's input; with -tp, dresidual of all ranks.
     Scratch mlp_scratch, norm_scratch, hidden_scratch, gathered_gradient;
     int classifier_rows;  // rows of a logits chunk
     // ---- ranks
@@ -119,8 +119,8 @@ typedef struct {
     PackedSequences packed;  // sequences of other lengths than T
     real update_targets;     // targets of the whole update, over all micro-batches and ranks
     int next_slot;           // of tensors.staged
-    // variants of a micro-step, [first of its step][last of its step]: the first sets gradients and later ones add to
-    // them; the last reduces them over the ranks
+    // The variants of a micro-step, [first of its step][last of its step]: the first sets gradients, later ones add to
+    // them, and the last reduces them over the ranks.
     DeviceGraph *graphs[2][2];  // CUDA graph; NULL: not captured
     bool has_run[2][2];         // without a graph
 } GPT2;
@@ -280,8 +280,8 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
     zero_params_changed(&m->zero);
 }
 
-// Loads the weights of a model file and closes it; of a resumed run's checkpoint also AdamW's moments. Without a file,
-// draws initial weights.
+// Loads the weights of a model file, and of a resumed run's checkpoint AdamW's moments too. Closes the file. Without a
+// file, draws initial weights.
 static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
     if (!source->has_weights) {
         gpt2_init(m, seed);

@@ -22,7 +22,7 @@ cd "$(dirname "$0")/.."
 seconds=95 most_steps=10000 time_limit=110
 text=${1:-$(scripts/text.sh data)}
 if [ ! -f "$text" ]; then
-    echo "DATA=$text: there is no such file; give a text to train on" >&2
+    echo "DATA=$text: it is not a file; give a text to train on" >&2
     exit 2
 fi
 model=(-i "$text" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)

@@ -40,6 +40,8 @@ report "notes: --offload on a CPU" "$(
     run 0 "$trainer" "${model[@]}" -x 1 --offload 4 --device cpu
     says "$out" "note      --offload does nothing on a CPU: the model is already in host memory"
     lacks "$out" '^offload '
+    run 0 "$trainer" --plan -e l2h2c32 -b 4 -t 32 --offload 4 --device cpu
+    says "$out" "note      --offload does nothing on a CPU: the model is already in host memory"
     run 0 "$emulated" "${model[@]}" -x 1
     lacks "$out" '^offload |--offload'
 )"

@@ -298,6 +298,8 @@ report "training refuses binary files that are given as text" "$(
     printf 'BZh91AY&SY\x9f' >packed.txt # Wikipedia's dumps
     train 2 -i packed.txt -e l1h1c16
     says "$err" "-i: packed.txt is compressed with bzip2, expected text in UTF-8; unpack it"
+    train 2 -i /bin/ls -e l1h1c16
+    says "$err" "-i: /bin/ls is a program, expected text in UTF-8; give text"
 )"
 refused "--separator" 2 "--separator was removed: a line that is exactly <|endoftext|>" e6 -i long.txt --separator x
 refused "--shard-tokens" 2 "--shard-tokens was removed: a training shard has" e6 -i long.txt --shard-tokens 5

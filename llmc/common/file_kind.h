@@ -38,6 +38,9 @@ static const struct {
     {FILE_FOREIGN, "\xfd\x37zXZ", 0, "compressed with xz", "unpack it"},
     {FILE_FOREIGN, "\x28\xb5\x2f\xfd", 0, "compressed with zstd", "unpack it"},
     {FILE_FOREIGN, "PAR1\x15", 0, "a Parquet table", "write its text as JSON lines"},
+    {FILE_FOREIGN, "%PDF-", 0, "a PDF document", "extract its text"},
+    {FILE_FOREIGN, "\x89PNG", 0, "a PNG picture", "give text"},
+    {FILE_FOREIGN, "\x7f\x45LF", 0, "a program", "give text"},
     {FILE_OTHER, "", 0, "no file of a known kind", "check the path"},
 };
 

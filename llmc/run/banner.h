@@ -80,6 +80,8 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
 }
 
+#define OFFLOAD_ON_CPU "--offload does nothing on a CPU: the model is already in host memory"
+
 // Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const RunData *data,
                                long long step) {
@@ -100,8 +102,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {*no_gpu != 0, "this program can use a GPU, but finds none: ", no_gpu},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
-        {a->offload > 0 && !is_gpu(o->backend), "--offload does nothing on a CPU: the model is already in host memory",
-         ""},
+        {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
         {!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS),
          "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
         {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
@@ -209,6 +210,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (!a->generate) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     FILE *notes = json ? stderr : stdout;
+    if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
     ModelOptions options = planned_options(notes, a, c, backend, host);
     if (!a->generate) { check_rows(a); }
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;

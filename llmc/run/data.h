@@ -113,7 +113,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     if (!resumes) { use_defaults(d, a); }
     if (!a->train_data && a->resume) {
         input_error(
-            "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
+            "-y 1: found no flags in '%s/config.json': the file is missing or is not a run's; give the folder of a "
             "run with -o, or the data with -i",
             a->run_dir);
     }
@@ -287,8 +287,9 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
     const char *train = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
     const char *val = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "validation_data"));
     if (!train || strcmp(train, d->fingerprint) != 0) {
-        input_error("'%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
-                    "-i %s, which gives %" PRIu64 "; give the files it was trained on",
+        input_error("the run of '%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
+                    "-i %s, which gives %" PRIu64 "; give the files it was trained on, or start a new run from the "
+                    "checkpoint with -e and another -o",
                     file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
                     token_files_total(&d->train_files));
     }
