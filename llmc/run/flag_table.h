@@ -154,7 +154,7 @@ static const Flag flag_table[] = {
     COUNT("rk", "recompute-every", recompute_every,
      "with -r 4, save the input of every N-th block (default %s; 0 automatic)"),
     INT("rn", "recompute-layers", recompute_layers, -1, 1048576, "N",
-     "number of blocks at level -r; the rest are one level lower (default %s: all)"),
+     "blocks at level -r, the others one level lower (default %s: all)"),
     INT(NULL, "offload", offload, 0, 4, "0..4",
      "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)"),
     FLAG_WAS_REMOVED(NULL, "offload-pageable",
