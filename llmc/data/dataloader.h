@@ -469,7 +469,7 @@ static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *ro
     loader_start_thread(l);
 }
 
-// Stops at an error in the data of the next batch. A run on token files checks its first batch before it writes anything.
+// Stops at an error in the data of the next batch. A run on token files checks its first batch before it writes.
 static inline void dataloader_check(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
