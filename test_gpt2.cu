@@ -669,7 +669,8 @@ TEST(test_documents) {
         GPT2 alone_model;
         golden_model(&alone_model, g, one_micro_batch((int)range.count, 0));
         sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, not_packed);
-        for (size_t i = 0; i < total; i++) { sum[i] += grads_of(&alone_model)[i]; }
+        const real *grads = grads_of(&alone_model);
+        for (size_t i = 0; i < total; i++) { sum[i] += grads[i]; }
         gpt2_free(&alone_model);
     }
     double limit = micro_batch_tolerance();

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compiles the trainer and all kernels for every GPU generation, and fails on a warning or a spilled register. Compiles
 # the GPU tests and the benchmark of operations too, and fails on a warning.   dev/test/test_nvcc.sh [oldest]
-# oldest: the same with nvcc 12.4, which dev/test/nvcc12.sh downloads, and host code for a CPU with AVX512-FP16, as a
-# machine with an H100 has; the trainer also with gcc 11.
+# oldest: the trainer with nvcc 12.4, which dev/test/nvcc12.sh downloads, and host code for a CPU with AVX512-FP16, as a
+# machine with an H100 has; also with gcc 11.
 # Prints the registers that each kernel takes on each architecture, and its shared memory: what it declares itself, and
 # what attention's launchers ask for.
 # The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
@@ -70,19 +70,21 @@ warnings() {
     others+=("$1")
     compile "$1" "$2" BF16 "${one[@]}" -Xptxas -O0 "${@:3}" &
 }
-for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
-    warnings "$(basename "$source" .cu)" "$source" -DTESTING -Xcompiler -Wno-unused-function
-done
-if nvcc -x cu -E -include nccl.h /dev/null >/dev/null 2>&1; then
-    warnings test_nccl dev/test/test_nccl.cu -DHAVE_NCCL
+if [ $# -gt 0 ]; then
+    if command -v g++-11 >/dev/null; then
+        warnings gcc11 train_gpt2.cu -ccbin g++-11
+    else
+        skip "there is no g++-11: nvcc 12.4 is tried with $NVCC_CCBIN alone" 1
+    fi
 else
-    skip "there is no NCCL: its communicator is not compiled" 1
-fi
-if [ $# -gt 0 ] && command -v g++-11 >/dev/null; then
-    others+=(gcc11)
-    compile gcc11 train_gpt2.cu BF16 "${one[@]}" -Xptxas -O0 -ccbin g++-11 &
-elif [ $# -gt 0 ]; then
-    skip "there is no g++-11: nvcc 12.4 is tried with $NVCC_CCBIN alone" 1
+    for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
+        warnings "$(basename "$source" .cu)" "$source" -DTESTING -Xcompiler -Wno-unused-function
+    done
+    if nvcc -x cu -E -include nccl.h /dev/null >/dev/null 2>&1; then
+        warnings test_nccl dev/test/test_nccl.cu -DHAVE_NCCL
+    else
+        skip "there is no NCCL: its communicator is not compiled" 1
+    fi
 fi
 wait
 for name in "${kernels[@]}" "${others[@]}"; do

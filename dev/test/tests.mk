@@ -125,7 +125,8 @@ build/cuda/%_fp32: dev/test/%.cu build/cuda/flags
 build/check/c++: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu as C++20'
-	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -fsyntax-only $<
+	@touch $@
 # the communicator between GPUs compiles and links
 build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
@@ -167,17 +168,19 @@ TESTS := $(addprefix build/test/,test_reference_bf16 $(BIG_UNITS) $(filter-out $
 # the readers of files, and the communicator
 SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
 
-MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
+MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_matmul_emulated_bf16 \
 	test_simt_emulated) build/emulated/test_matmul
 # dev/test/test_threads.sh runs these; without clang and its OpenMP library there are none
 THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
 	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
 MODELS := $(addprefix build/emulated/,test_gpt2 test_gpt2_bf16)
-# arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h)
-ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
-	build/emulated/$(test)')
+# arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h); test_matmul
+# covers the autotuner
+ON_HARDWARE := $(foreach test,emulated/test_gpt2_bf16 emulated/test_ops_bf16 sanitize/test_ops_emulated,\
+	'env SIMT_HARDWARE=1 TRAIN_GPT2_AUTOTUNE=0 TEST_DEVICE=cuda build/$(test)')
 # the kernels and the model of the fp32 build on a T4
-ON_SM_75 := $(foreach test,test_ops test_gpt2,'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/emulated/$(test)')
+ON_SM_75 := $(foreach test,emulated/test_gpt2 sanitize/test_ops_emulated,\
+	'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/$(test)')
 # the same for narrower vectors, on an x86 CPU with AVX2
 NARROW := $(if $(shell grep -m 1 -w avx2 /proc/cpuinfo),test_gemm_v2 test_gemm_v3 test_reference_v2 test_reference_v3)
 MORE_TESTS := $(addprefix build/test/,test_gpt2_bf16 test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 $(NARROW) \
@@ -194,7 +197,7 @@ CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_N
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
-	build/emulated/test_ops $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
+	build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
 	$(PREDICTORS) $(BENCHES)
 
 # ---- targets
