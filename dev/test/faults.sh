@@ -263,7 +263,7 @@ resumes() {
 
 # at every system call on the run folder
 faults_kill_calls() {
-    local name n calls stride tried trouble
+    local name n calls stride tried trouble saved
     for name in new resumed best; do
         calls=$(cat calls_$name) tried=0 trouble=
         stride=$(every 1 $((calls / 6)))
@@ -275,8 +275,13 @@ faults_kill_calls() {
                 whole_checkpoints victim expected_$name "$before"
                 best=victim/best && [ -d $best ] || best+=.old # a kill between its two renames
                 [ ! -d $best ] || run 0 --generate 1 -e $best
+                saved=$(newest victim)
                 resumes $name
-                all_checkpoints victim "$(case $name in best) echo kept_best ;; *) echo expected_$name ;; esac)"
+                case $name:$saved in
+                best:step_00000006) ;; # a run that has saved its last step does not prune again
+                best:*) all_checkpoints victim kept_best ;;
+                *) all_checkpoints victim expected_$name ;;
+                esac
             )
             tried=$((tried + 1))
             [ -z "$trouble" ] || { trouble="at call $n, $(what_was_struck): $trouble" && break; }
@@ -1105,6 +1110,7 @@ faults_ranks() {
 # two ranks find a wrong byte in each file of a checkpoint
 damage_of_ranks() {
     local file trouble=''
+    prepare_ranks dp2
     for file in expected_dp2/step_00000004/[!m]* expected_dp2/step_00000004/model.safetensors; do
         file=$(basename "$file")
         without_last dp2
