@@ -278,7 +278,8 @@ faults_kill_calls() {
                 saved=$(newest victim)
                 resumes $name
                 case $name:$saved in
-                best:step_00000006) ;; # a run that has saved its last step does not prune again
+                # a run that has saved its last step does not prune again
+                best:step_00000006) [[ $(holds victim) =~ ^(step_00000004 )?step_00000006$ ]] || holds victim ;;
                 best:*) all_checkpoints victim kept_best ;;
                 *) all_checkpoints victim expected_$name ;;
                 esac

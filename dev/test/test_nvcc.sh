@@ -6,7 +6,7 @@
 # Prints the registers that each kernel takes on each architecture, and its shared memory: what it declares itself, and
 # what attention's launchers ask for.
 # The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
-# says where cuBLASLt is. Two minutes on two free cores; only what changed is compiled again; skipped where nvcc is not.
+# says where cuBLASLt is. Three minutes on two free cores; only what changed is compiled again; skipped without nvcc.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh

@@ -276,13 +276,13 @@ head -c 10 text >short/text
 different_ranks "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
 different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' \
     . "${together[@]}" -b 1 -o bad -z 1
-different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' \
+different_ranks "other data on rank 1" 'rank 1 has a different training set from rank 0' \
     other "${together[@]}" -b 1 -o bad
 cp text other
 head -c 2000 text >val_text
 tail -c 2000 text >other/val_text
 both=(-j val_text)
-different_ranks "other validation data on rank 1" 'rank 1 has a different validation data from rank 0' \
+different_ranks "other validation data on rank 1" 'rank 1 has a different validation set from rank 0' \
     other "${together[@]}" -b 1 -o bad -j val_text
 mkdir -p model other/model
 for seed in 1 2; do

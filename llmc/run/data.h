@@ -227,8 +227,8 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
 // Stops unless every rank reads the same files.
 static inline void check_same_data(const RunData *d, Comm *world) {
     cJSON *data = cJSON_CreateObject();
-    cJSON_AddStringToObject(data, "training data", d->fingerprint);
-    cJSON_AddStringToObject(data, "validation data", d->val_fingerprint);
+    cJSON_AddStringToObject(data, "training set", d->fingerprint);
+    cJSON_AddStringToObject(data, "validation set", d->val_fingerprint);
     if (d->hellaswag_path) { add_hash(data, d->hellaswag_path, hash_file(0, "-h", d->hellaswag_path)); }
     check_all_have(world, data, "all ranks need the same -i, -j and HellaSwag files");
 }
