@@ -59,7 +59,8 @@ follow() { PYTHONPATH=${PYTHONPATH:-$here/stub} timeout 60 python3 scripts/follo
 # follows NAME EXPECTED PATH ARGUMENT...: runs `change` beside follow.py, then compares the points
 follows() {
     local trouble
-    PYTHONPATH=$here/stub timeout 60 python3 scripts/follow.py "$run" "${@:4}" >"$out" 2>&1 &
+    # without --foreground, timeout passes a signal on twice, and the second one ends follow.py at once
+    PYTHONPATH=$here/stub timeout --foreground 60 python3 scripts/follow.py "$run" "${@:4}" >"$out" 2>&1 &
     follower=$!
     trouble=$(change)
     wait "$follower" || trouble+=" follow.py's status $?"
