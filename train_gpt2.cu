@@ -1093,8 +1093,10 @@ static void open_files(Run *run) {
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, world);
     run->log =
         logger_open(folder, run->step, run->evaluations.val == run->step, run->evaluations.hellaswag == run->step);
-    // a last step whose evaluation is missing has no DONE_ yet
-    if (folder) { checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step); }
+    if (folder) {  // in case a kill came before them; a last step whose evaluation is missing gets no DONE_ yet
+        checkpoint_prune(folder, a->keep_checkpoints, a->major_every);
+        checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step);
+    }
     run->saved = run->step;
 }
 

@@ -263,7 +263,7 @@ resumes() {
 
 # at every system call on the run folder
 faults_kill_calls() {
-    local name n calls stride tried trouble saved
+    local name n calls stride tried trouble
     for name in new resumed best; do
         calls=$(cat calls_$name) tried=0 trouble=
         stride=$(every 1 $((calls / 6)))
@@ -275,14 +275,8 @@ faults_kill_calls() {
                 whole_checkpoints victim expected_$name "$before"
                 best=victim/best && [ -d $best ] || best+=.old # a kill between its two renames
                 [ ! -d $best ] || run 0 --generate 1 -e $best
-                saved=$(newest victim)
                 resumes $name
-                case $name:$saved in
-                # a run that has saved its last step does not prune again
-                best:step_00000006) [[ $(holds victim) =~ ^(step_00000004 )?step_00000006$ ]] || holds victim ;;
-                best:*) all_checkpoints victim kept_best ;;
-                *) all_checkpoints victim expected_$name ;;
-                esac
+                all_checkpoints victim "$(case $name in best) echo kept_best ;; *) echo expected_$name ;; esac)"
             )
             tried=$((tried + 1))
             [ -z "$trouble" ] || { trouble="at call $n, $(what_was_struck): $trouble" && break; }

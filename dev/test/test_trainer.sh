@@ -291,7 +291,11 @@ report "--time-limit stops a run with a checkpoint" "$(
 
 report "-nk and -nm delete all other checkpoints" "$(
     run 0 "${tiny[@]}" -x 10 -n 1 -nk 2 -nm 4 -o rotated
-    equal "$(checkpoints rotated)" "step_00000004 step_00000008 step_00000009 step_00000010"
+    kept="step_00000004 step_00000008 step_00000009 step_00000010"
+    equal "$(checkpoints rotated)" "$kept"
+    cp -r rotated/step_00000009 rotated/step_00000007 # as if a kill had come before it was deleted
+    run 0 -o rotated -y 1
+    equal "$(checkpoints rotated)" "$kept"
 )"
 report "-x -1 is one epoch" "$(
     run 0 -i text "${model[@]}" "${quiet[@]}" -b 4 -t 16 -d 128 -o epoch
