@@ -87,8 +87,10 @@ include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 dry_run := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 remember = $(eval $(shell echo '$(2)' | cmp -s - $(1) || \
 	$(if $(dry_run),echo .PHONY: $(1),{ mkdir -p $(dir $(1)) && echo '$(2)' > $(1); })))
+# the lines with # name files of nvcc that have a new name each time
 cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
-	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
+	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) - | grep -v '^\#'; } \
+	2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/% build/vectors/%,$(GOALS)),)
 $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(ARCH) $(device) $(PRECISION) $(HAVE_MPI) \

@@ -25,6 +25,7 @@ cat >"$folder/bin/nvcc" <<'END_OF'
 #!/bin/sh
 case $* in
 --version) echo "Cuda compilation tools, release ${STUB_RELEASE:-12.4}, V12.4.1" ;;
+*" -E -include nccl.h "*-) echo "# 0 \"/tmp/$$-stdin\"" ;;
 --list-gpu-code) printf 'sm_%s\n' 50 75 80 86 90 ;;
 *_FORTIFY_SOURCE=3) exit "${STUB_LEVEL_3:-0}" ;;
 *_FORTIFY_SOURCE=2) ;;
@@ -160,7 +161,7 @@ report "another ARCH is refused" "$(
 )"
 # kept FILE WORD...: the flags that a make with these words keeps in FILE
 kept() {
-    (cd "$folder" && env -i PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
+    (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_RELEASE="${STUB_RELEASE:-}" make "$@" >said 2>&1 && cat "$1")
 }
 report "build/flags changes with ARCH, and make -n only says so" "$(
     before=$(kept build/flags DEVICE=cpu CFLAGS=-O2)
@@ -171,6 +172,12 @@ report "build/flags changes with ARCH, and make -n only says so" "$(
     [ "$(kept build/flags DEVICE=cpu CFLAGS=-O2 ARCH=portable)" != "$before" ] ||
         echo "the same flags with ARCH=portable"
     rm "$folder/train_gpt2"
+)"
+
+report "the same nvcc keeps build/flags, and another changes it" "$(
+    before=$(kept build/flags DEVICE=cuda)
+    equal "$(kept build/flags DEVICE=cuda)" "$before"
+    [ "$(STUB_RELEASE=13.0 kept build/flags DEVICE=cuda)" != "$before" ] || echo "the same flags with nvcc 13.0"
 )"
 
 target=train_gpt2cu
