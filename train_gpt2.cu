@@ -1012,7 +1012,7 @@ static StepReport finish_step(Run *run) {
     report->step = run->step;
     report->ms = (now - fmax(report->start_time, run->last_finish)) * 1000;
     run->last_finish = now;
-    report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
+    report->seconds_left = limit > 0 ? limit - (now - run->started) : INFINITY;
     run->outliers.skipped = *report->skipped ? run->outliers.skipped + 1 : 0;
     return *report;
 }

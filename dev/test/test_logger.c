@@ -63,7 +63,7 @@ TEST(test_time_left) {
 // ---- metrics.jsonl
 
 static StepReport quarter_second(long long step, double loss, double norm) {
-    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, 0, -1, 0, "", ""};
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, 0, INFINITY, 0, "", ""};
     return r;
 }
 
@@ -129,8 +129,8 @@ TEST(test_a_stopped_run_shows_its_last_step) {
 
 static void log_changing_rates(void) {
     Logger log = logger_open(temp_dir(), 0, false, false);
-    const double ms[] = {1000, 250, 500}, limit[] = {-1, 9999, 60};
-    for (int i = 0; i < 3; i++) {
+    const double ms[] = {1000, 250, 500, 250}, limit[] = {INFINITY, 9999, 60, -0.1};
+    for (int i = 0; i < 4; i++) {
         StepReport r = quarter_second(i + 1, 5.5, 1.25);
         r.max_steps = 1003, r.ms = ms[i], r.seconds_left = limit[i], r.peak_rate = 16000;
         r.skipped = "loss is an outlier";  // shown, however soon after the last line
@@ -145,6 +145,7 @@ TEST(test_rates) {
     assert_non_null(strstr(printed, "| 1000 tok/s | 6.2% MFU | 16:42 left | skipped: loss is an outlier\n"));
     assert_non_null(strstr(printed, "| 4000 tok/s | 25.0% MFU | 4:10 left | "));
     assert_non_null(strstr(printed, "| 3900 tok/s | 24.4% MFU | 1:00 left | "));
+    assert_non_null(strstr(printed, "| 3905 tok/s | 24.4% MFU | 0:00 left | "));
     const char *metrics = read_file(temp_path("metrics.jsonl"), NULL);
     assert_non_null(
         strstr(metrics, "\"ms\":500,\"tokens_per_s\":2000,\"mfu\":0.125,\"skipped\":\"loss is an outlier\"}\n"));

@@ -165,7 +165,7 @@ typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
     double start_time;           // when the host started to enqueue the step, in seconds
-    double seconds_left;         // until the time limit; below 0: no limit
+    double seconds_left;         // until the time limit, below 0 after it; INFINITY: no limit
     double peak_rate;            // tokens per second at an MFU of 1 (memory/traffic.h); 0: unknown, on a CPU
     const char *skipped;         // "" or why the update was skipped: skip_reason
     char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
@@ -273,7 +273,7 @@ static inline void logger_step(Logger *log, StepReport r) {
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     logger_step_metrics(log, &r, rate);
     double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
-    if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
+    r.seconds_left = fmax(0, fmin(r.seconds_left, by_steps));
     log->last = r;
     log->shown = false;
     bool due = now_seconds() - log->last_line >= 1;
