@@ -11,7 +11,7 @@ One step, from the training loop in train:
   advance
     start_step              enqueues the step
       enqueue_gradients
-        gpt2_micro_step     for each micro-batch
+        gpt2_micro_step     for each micro-batch, through try_micro_step
           gpt2_forward      embedding, block_forward for each layer
           gpt2_backward     final layernorm, logits and loss; block_backward for each layer; embedding
         gpt2_norm           global norm of the gradients
@@ -102,7 +102,8 @@ typedef struct {
     // Buffers that all layers share, in this order: (N,4C) of the MLP, the logits or dqkv; (N,C), a layernorm's output;
     // (N,C), the gradient of a matmul's input; with -tp, dresidual of all ranks.
     Scratch mlp_scratch, norm_scratch, hidden_scratch, gathered_gradient;
-    int classifier_rows;  // rows of a logits chunk
+    int classifier_rows;        // rows of a logits chunk
+    ActivationOffload offload;  // --offload 4: inputs of blocks in host memory
     // ---- ranks
     Groups groups;
     LocalShape local;  // this rank's heads, MLP channels and vocabulary
@@ -112,7 +113,6 @@ typedef struct {
     // ---- optimizer
     Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
-    ActivationOffload offload;
     // ---- the current micro-batch
     int B, T;                // HellaSwag and decoding use another shape than options.B and options.T
     int decode_from;         // position of the first row in the key-value cache; -1: not decoding
@@ -436,6 +436,7 @@ static void gpt2_forward(GPT2 *m) {
         block_forward(m, l);
         offload_store(&m->offload, output_of_block(&m->options.recompute, l));
         poison_recomputed(m, l, LN1, FCH_GELU);
+        // block l has read the output of block l - 1; without a backward both are in one slot
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
         }
@@ -443,7 +444,7 @@ static void gpt2_forward(GPT2 *m) {
 }
 
 // The final layernorm, then logits and losses in chunks of rows: *loss += scale * sum of losses. With dlnf, also the
-// gradients of scale * loss: dlnf (N,C) = (with -tp this rank's term of a sum over the ranks), wte's gradient = or +=.
+// gradients of scale * loss: dlnf (N,C) =, with -tp a rank's term of a sum over the ranks, and wte's gradient = or +=
 static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -532,8 +533,8 @@ static void release_gradient(GPT2 *m) {
 
 // block_forward in reverse. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
 // residual addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp,
-// gather_gradient and recompute_layernorm begin their all-gathers early; the linear layer that reads the result waits,
-// and returns this rank's rows of partial_dln2, summed over the ranks.
+// gather_gradient and recompute_layernorm begin their all-gathers early, and the linear layer that reads the result
+// waits; column_parallel_backward returns this rank's rows of partial_dln2 and partial_dln1, summed over the ranks.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockParams *p = &m->block_params[l];
     const BlockGrads *g = &m->block_grads[l];
@@ -546,7 +547,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const floatX *dout = gather_gradient(m, dresidual);
     const floatX *ln2 = recompute_layernorm(m, a->ln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     recompute_fch(m, l, ln2);
-    floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
+    floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; the matmul multiplies by gelu'(fch)
     // fcb's gradient, the column sums of dfch, is a by-product of the matmul that sums in its type: in floatX the one
     // that writes dfch, in fp32 the one that reads it
     bool floatX_bias = g->fcb.dtype == DT_FLOATX;
@@ -618,7 +619,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        // From -r 4 on: the forward of the checkpoint segment that ends at l again, except its last block.
+        // -r 4: the forward of the checkpoint segment that ends at l again, except its last block.
         int first = recompute_from(&m->options.recompute, l);
         if (first <= l) { offload_wait(&m->offload, input_of_block(&m->options.recompute, first)); }
         for (int k = first; k < l; k++) {
@@ -935,8 +936,8 @@ static void read_results(Run *run, long long n) {
     r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
-// Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run stops between
-// micro-batches, and the next step overwrites the gradients. (With several ranks stop_reason is a collective.)
+// Enqueues forward and backward of each micro-batch, and the norm. may_stop (one rank only, as stop_reason is a
+// collective): returns false if the run stops between micro-batches; the next step overwrites the gradients.
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -1127,8 +1128,8 @@ static void run_close(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. main
 
-// Steps until pauses_after or stop_reason. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
-// and norm of step n.
+// Steps until pauses_after or stop_reason. With a GPU the host is one step ahead: it enqueues step n + 1, then reads
+// the loss and norm of step n.
 static void advance(Run *run) {
     int ahead = update_waits(run->args) ? 0 : run->model.device->steps_ahead;
     do {
@@ -1142,8 +1143,7 @@ static void advance(Run *run) {
 }
 
 // The training loop. At a pause the checkpoint comes first: a scheduler that stops the run may kill it before a long
-// evaluation ends. DONE_ of the last step comes after its evaluation: a script that restarts the run until then gets
-// both.
+// evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     run_open(&run, a, host);

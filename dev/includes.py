@@ -56,6 +56,9 @@ def main():
             names |= set(re.findall(r"(?:^|,)\s*([A-Z]\w+)", constants))
         for name in names:
             owners[name].add(path)
+    for code in codes.values():
+        for name in re.findall(r"^#undef (\w+)", code, re.M):
+            owners.pop(name, None)
 
     def provides(header):
         return {header}.union(*map(provides, EXPORT.findall(files.get(header, ""))))

@@ -18,7 +18,6 @@ defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cu
 */
 #pragma once
 #include "llmc/common/device.cuh"
-#include "llmc/op_call.h"
 
 struct AttentionShape {
     int T, NH, HS;

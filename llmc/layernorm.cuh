@@ -8,9 +8,9 @@ Packs are accesses of 16 bytes: C is a multiple of Pack<floatX>::SIZE and all ar
 shapes go one element at a time.
 Weight and bias are read by every row, out of L1. All operations are bound by copy bandwidth.
 
-layernorm_forward and layernorm_from_statistics share their kernel, so that y has the same bits. A warp has a row of up
-to LAYERNORM_PER_LANE packs (or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a
-row that is wider.
+layernorm_forward and layernorm_from_statistics share their kernel, so that y has the same bits. A warp handles a
+row of up to LAYERNORM_PER_LANE packs (or elements) per lane, 3072 channels of bf16: no barrier, and sums by shuffles. A
+wider row takes a whole block.
 Backward: a thread has the same columns of every row of its block, so that dweight and dbias are sums in registers. A
 block has all columns, and every gridDim.x-th batch of rows. An A100 or larger holds all blocks at once, and each block
 has the same number of batches, except the last few blocks. Each block writes its column sums to scratch, 5.3 MB up to
@@ -23,7 +23,6 @@ defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_
 #include "llmc/common/device.cuh"
 #include "llmc/gradient.cuh"
 #include "llmc/layernorm.h"
-#include "llmc/op_call.h"
 #include "llmc/ops.h"
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
@@ -45,7 +44,7 @@ template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum
     }
 }
 
-// THREADS threads, a warp or a block, have a row, and its elements are in their registers: one read of memory, and all
+// THREADS threads, a warp or a block, handle a row, with its elements in registers: one read of memory, and all
 // of a thread's loads under way before the first is used. WIDTH is a pack, of which a thread has up to PACKS, or 1 if
 // rows are not whole packs or an array is not aligned. mean and rstd are outputs, or with SAVED_STATISTICS inputs.
 // fmaf: no compiler may choose to round the product with one WIDTH and not with the other.
@@ -121,7 +120,7 @@ static inline void layernorm_check_channels(int C) {
     }
 }
 
-// with the fewest packs a thread that hold the row
+// launches the kernel with the fewest packs per thread that cover the row
 template <bool SAVED_STATISTICS, int THREADS, int WIDTH>
 static inline void layernorm_launch_row(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                         const floatX *bias, int N, int C, cudaStream_t stream) {

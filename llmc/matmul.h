@@ -2,7 +2,7 @@
 Linear layers. weight is row-major, one row per output channel.
   forward   out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC)
   backward  dinp (N,C) = dout (N,OC) weight, times gelu'(gelu_pre);  dweight (OC,C) = or += dout^T in;
-            dbias (OC) = or += column sums of dout
+            dbias (OC) = or += column sums of dout;  with gelu_pre, dgelu_bias (C) = or += column sums of dinp
 Types       activations and weights floatX; gradients real or bf16. dinp may be in.
 Bytes       each operand once
 FLOPs       2 N C OC forward, twice that backward
@@ -85,5 +85,5 @@ static inline void reference_matmul_backward(floatX *dinp, Gradient dweight, Gra
     if (dweight.at) { reference_weight_backward(dweight, dout, in, mode, N, C, OC); }
     if (dbias.at) { reference_bias_backward(dbias, dout, mode, N, OC); }
     if (dinp) { reference_input_backward(dinp, dout, weight, gelu_pre, N, C, OC); }
-    if (dinp && dgelu_bias.at) { reference_bias_backward(dgelu_bias, dinp, mode, N, C); }
+    if (dinp && gelu_pre && dgelu_bias.at) { reference_bias_backward(dgelu_bias, dinp, mode, N, C); }
 }

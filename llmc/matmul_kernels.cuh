@@ -20,7 +20,6 @@ defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, 
 #include "llmc/gelu.cuh"
 #include "llmc/gradient.cuh"
 #include "llmc/matmul_cublaslt.cuh"
-#include "llmc/op_call.h"
 #include "llmc/ops.h"
 
 enum {

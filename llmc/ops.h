@@ -29,7 +29,7 @@ typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
 // a parameter gradient: real, or bf16 with -gd bf16; at is NULL if it is not wanted
 typedef struct {
-    void *at;
+    void *at;     // first: arena_bind sets the pointer that a struct of GPT2Tensors begins with
     DType dtype;  // DT_REAL or DT_BF16
 } Gradient;
 
@@ -104,7 +104,7 @@ OP(token_embedding_forward,                                                     
 OP(position_embedding_forward,                                                                                         \
    (floatX *x, const floatX *wpe, int first, int N, int T, int C, Exec *ex),                                           \
    (x, wpe, first, N, T, C, ex),                                                                                       \
-   0, INOUT(x, N, C), IN(wpe, T, C))                                                                       \
+   0, INOUT(x, N, C), IN(wpe, T, C))                                                                                   \
                                                                                                                        \
 /* out (N,C) = (in - mean) * rstd * weight + bias;  also writes mean, rstd (N) */                                      \
 OP(layernorm_forward,                                                                                                  \

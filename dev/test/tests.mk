@@ -208,7 +208,7 @@ test: ## test: build and run the tests, about 7 minutes on two cores; the last l
 	@scripts/run_tests.sh $(TALLY:%=--tally %) $(SCRIPTS) $(EMULATED) \
 		./test_gpt2 $(TESTS) $(SANITIZED)
 
-test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 30 minutes
+test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 50 minutes
 	dev/test/faults.sh whole
 
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores

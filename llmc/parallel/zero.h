@@ -321,7 +321,7 @@ static inline void zero_store_grads(Zero *z, int bucket) {
 }
 
 // Work enqueued from now on may read the bucket's reduced gradients; with --offload 2 after zero_grads_wait.
-static inline void zero_bucket_wait(Zero *z, int bucket) {
+static inline void zero_bucket_grads_wait(Zero *z, int bucket) {
     if (!z->reductions[bucket]) { return; }
     comm_wait(z->reductions[bucket], z->dp, z->ex);
     z->reductions[bucket] = 0;
@@ -351,7 +351,7 @@ static inline void zero_reduce_bucket(Zero *z, int bucket) {
         if (accumulates && offloads && z->mode == GRAD_ADD) { zero_copy_grads(z, bucket, true); }
     }
     bool buffered = buffers_gradients(&z->layout.sharding);
-    if (buffered && bucket < num_buckets(&z->layout) - 1) { zero_bucket_wait(z, bucket + 1); }
+    if (buffered && bucket < num_buckets(&z->layout) - 1) { zero_bucket_grads_wait(z, bucket + 1); }
 }
 
 static inline void zero_grads_reduce(Zero *z, int bucket) {
@@ -361,7 +361,7 @@ static inline void zero_grads_reduce(Zero *z, int bucket) {
 
 // Work enqueued from now on may read all gradients that this rank stores.
 static inline void zero_grads_wait(Zero *z) {
-    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_wait(z, b); }
+    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_grads_wait(z, b); }
     for (int b = 0; b < num_buckets(&z->layout); b++) { zero_grad_copy_wait(z, b); }
 }
 

@@ -18,7 +18,7 @@ Sources: cosine, Loshchilov and Hutter 2017; warmup-stable-decay and its 1 - sqr
 
 Skipped updates: if the loss or the gradient norm is not finite, or is an outlier (-sl, -sg), weights and moments stay
 as they are. The step counts, and its data is not read again. All ranks have the same loss and norm, so they skip alike.
-AdamW on the device skips a step that is not finite by itself, so a GPU need not wait for the host.
+AdamW on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
 The z-score of x is (x - mean) / std over a window of the last 128 values, x included; 0 if std is 0.
   NaN until the window is full: `z > threshold` is false
   +inf for a value that is NaN, infinite or beyond the range of fp32, which is not stored

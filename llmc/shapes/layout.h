@@ -108,7 +108,7 @@ static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sha
     return layout;
 }
 
-// the layout of one rank
+// the layout without sharding
 static inline ParamLayout param_layout(const GPT2Config *c) {
     const Sharding single = {1, 0, 0, 1, 0, 0};
     return param_layout_sharded(c, single);
