@@ -5,9 +5,11 @@ Operands are strided views, so a transpose swaps two strides. A and B may have a
 run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
 gelu'(gelu_pre), and rounded again.
 Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns, which stay in the L2
-cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k and of columns
-(gemm_block), and a block tile by tile. Read gemm_tile first: it multiplies GEMM_ROWS rows of A with a panel, in
-registers.
+cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k, columns and rows
+(gemm_block), a block panel by panel (gemm_panel), and a panel tile by tile. Read gemm_tile first: it multiplies
+GEMM_ROWS rows of A with a panel, in registers.
+Most operands of a training step are not in the cache. So each tile prefetches its part of C, and a little of the A and
+B that later tiles read.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
 multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
 A sum does not depend on the number of threads.
@@ -22,6 +24,7 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include "llmc/gradient_cpu.h"
 #include "llmc/ops.h"
 #include <float.h>
+#include <limits.h>
 #include <omp.h>
 
 // not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
@@ -65,20 +68,25 @@ typedef struct {
     size_t M, N, K;
 } Matmul;
 
+// A tile is GEMM_ROWS rows and GEMM_VECTORS vectors of sums. A thread packs GEMM_K rows, or pairs of rows, and GEMM_N
+// columns of B at once, or more columns if K is small. GEMM_GROUP rows of A are packed side by side.
 #if defined(__AVX512F__) || defined(__aarch64__)
-enum { GEMM_VECTORS = 4 };  // 6 x 4 sums in 32 registers
+// 24 sums in 32 registers. Panels of B (96 KB) are read from the L2 cache
+enum { GEMM_VECTORS = 4, GEMM_K = 384, GEMM_N = 256, GEMM_GROUP = 48 };
 #else
-enum { GEMM_VECTORS = 2 };  // 6 x 2 sums in 16 registers
+// 12 sums in 16 registers. A panel of B (16 KB) and a tile of A (6 KB) stay in the L1 cache
+enum { GEMM_VECTORS = 2, GEMM_K = 256, GEMM_N = 384, GEMM_GROUP = 6 };
 #endif
 enum {
     GEMM_ROWS = 6,
     GEMM_COLS = (int)GEMM_VECTORS * (int)VECTOR_LANES,
     GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
-    GEMM_N = 256,            // columns of B that are packed at once, or more if K is small; a multiple of GEMM_COLS
-    GEMM_K = 384,            // rows of B, or pairs of rows, that are packed at once
     GEMM_AREA_N = 768,       // columns of an area, if C holds the sums
     GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
-    GEMM_PART_ROWS = 192     // a thread packs B for this many rows or more, if it can
+    GEMM_PART_ROWS = 192,    // a thread packs B for this many rows or more, if it can
+    // Contiguous rows of A are packed for this many columns or more; for fewer it does not pay, nor with AVX-512. A
+    // vector must hold the rows of a tile
+    GEMM_PACK_N = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS ? 640 : INT_MAX
 };
 
 // ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
@@ -130,27 +138,37 @@ ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
 }
 #endif
 
-// True if neighbouring rows are contiguous reals, and the last pair of `depth` units does not reach beyond K
-ALWAYS_INLINE bool rows_are_vectors(Matrix operand, int depth, size_t K, bool pairs) {
-    return operand.row == 1 && operand.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
+// packed[k * width + i] = unit k of row i, for VECTOR_LANES rows of contiguous reals. If there are fewer `rows`, row 0
+// stands in for the others. Returns the number of units packed: as many as fill whole vectors.
+ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int rows, int depth, size_t K, bool pairs) {
+    int step = pairs ? 2 : 1, k = 0;
+    for (; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+        vec row[VECTOR_LANES];
+        UNROLL_ALL
+        for (int i = 0; i < VECTOR_LANES; i++) {
+            size_t from = i < rows ? (size_t)i * operand.row : 0;
+            row[i] = units_of_row((const real *)operand.data + from + (size_t)k * step, pairs);
+        }
+        vec_transpose(row);
+        UNROLL_ALL
+        for (int i = 0; i < VECTOR_LANES; i++) { vec_store(packed + (k + i) * width, row[i]); }
+    }
+    return k;
+}
+
+// True if the first tile of a panel can pack it: neighbouring columns are contiguous reals, and the last pair of
+// `depth` units does not reach beyond K
+ALWAYS_INLINE bool gemm_tile_packs(Matrix operand, int columns, int depth, size_t K, bool pairs) {
+    return columns == GEMM_COLS && operand.row == 1 && operand.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
 }
 
 // packed (depth,GEMM_COLS) = units [0, depth) of `columns` columns of B, which are rows of operand; 0 in other columns
 ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int depth, size_t K, bool pairs) {
-    int step = pairs ? 2 : 1, k = 0;
+    int k = 0;
     if (columns == GEMM_COLS && operand.dtype == DT_REAL && operand.col == 1) {
         for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
-            for (k = 0; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-                vec row[VECTOR_LANES];
-                UNROLL_ALL
-                for (int i = 0; i < VECTOR_LANES; i++) {
-                    row[i] = units_of_row((const real *)operand.data + (size_t)(j + i) * operand.row + (size_t)k * step,
-                                          pairs);
-                }
-                vec_transpose(row);
-                UNROLL_ALL
-                for (int i = 0; i < VECTOR_LANES; i++) { vec_store(packed + (k + i) * GEMM_COLS + j, row[i]); }
-            }
+            Matrix rows = matrix_from(operand, (size_t)j, 0);
+            k = gemm_pack_rows(packed + j, GEMM_COLS, rows, VECTOR_LANES, depth, K, pairs);
         }
     }
     for (; k < depth; k++) {
@@ -160,45 +178,99 @@ ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int de
     }
 }
 
-// Units of A: unit k of row i is data[i / GEMM_ROWS * block + i % GEMM_ROWS * row + k * col].
+// Units of A. In rows, unit k of row i is data[i * row + k]. In groups of GEMM_GROUP rows, row is 0 and the unit is
+// data[(i / GEMM_GROUP * depth + k) * GEMM_GROUP + i % GEMM_GROUP].
 typedef struct {
     const real *data;
-    size_t row, col, block;
+    size_t row;
 } PackedRows;
 
-// Packs units [0, depth) of `rows` rows of A, unless A can be read where it is.
-ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, bool pairs) {
-    const real *data = (const real *)operand.data;
-    if (!pairs && operand.dtype == DT_REAL && operand.col == 1) {
-        PackedRows in_place = {data, operand.row, 1, GEMM_ROWS * operand.row};
-        return in_place;
-    }
-    if (operand.dtype == DT_REAL && operand.col == 1) {  // pairs of a row
-        for (int i = 0; i < rows; i++) {
-            real *to = packed + (size_t)i * depth;
-            int k = 0;
-            for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-                vec_store(to + k, units_of_row(data + (size_t)i * operand.row + 2 * (size_t)k, pairs));
-            }
-            for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+// packed = units [0, depth) of `rows` contiguous rows of A, in groups of a tile. A vector has more lanes than a tile
+// has rows: the next unit overwrites the surplus, and the last one writes beyond the last tile.
+ALWAYS_INLINE void gemm_pack_tiles(real *packed, Matrix operand, int rows, int depth) {
+    for (int i = 0; i < rows; i += GEMM_ROWS) {
+        Matrix tile = matrix_from(operand, (size_t)i, 0);
+        int height = rows - i < GEMM_ROWS ? rows - i : (int)GEMM_ROWS;
+        real *to = packed + i * depth;
+        int k = gemm_pack_rows(to, GEMM_ROWS, tile, height, depth, (size_t)depth, false);
+        for (; k < depth; k++) {
+            for (int r = 0; r < height; r++) { to[k * GEMM_ROWS + r] = matrix_element(tile, (size_t)r, (size_t)k); }
         }
-        PackedRows by_rows = {packed, (size_t)depth, 1, GEMM_ROWS * (size_t)depth};
-        return by_rows;
     }
+}
+
+// packed = units [0, depth) of `rows` rows of A of any strides, in groups
+ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int depth, size_t K, bool pairs) {
+    bool vectors = operand.dtype == DT_REAL && operand.row == 1;
     int step = pairs ? 2 : 1;
     for (int k = 0; k < depth; k++) {
-        real *to = packed + k * GEMM_M;
-        int i = 0;
-        if (operand.dtype == DT_REAL && operand.row == 1 && (size_t)(k + 1) * step <= K) {
-            const real *first = data + (size_t)k * step * operand.col;
+        real buffer[GEMM_M];  // unit k of all rows
+        const real *units = buffer, *first = (const real *)operand.data + (size_t)k * step * operand.col;
+        int i = 0, g = 0;
+        if (vectors && !pairs) {
+            units = first;
+            i = rows;
+        } else if (vectors && (size_t)(k + 1) * step <= K) {
             for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
-                vec_store(to + i, units_of_rows(first + i, first + operand.col + i, pairs));
+                vec_store(buffer + i, units_of_rows(first + i, first + operand.col + i, pairs));
             }
         }
-        for (; i < rows; i++) { to[i] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+        for (; i < rows; i++) { buffer[i] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+        real *to = packed + k * GEMM_GROUP;
+        for (; g + GEMM_GROUP <= rows; g += GEMM_GROUP) {  // the constant size becomes a few moves
+            memcpy(to + g * depth, units + g, GEMM_GROUP * sizeof(real));
+        }
+        for (int r = g; r < rows; r++) { to[g * depth + r - g] = units[r]; }
     }
-    PackedRows by_k = {packed, 1, GEMM_M, GEMM_ROWS};
-    return by_k;
+}
+
+// Packs units [0, depth) of `rows` rows of A, unless A can be read where it is. N: columns of C
+ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, size_t N,
+                                     bool pairs) {
+    PackedRows groups = {packed, 0}, in_place = {(const real *)operand.data, operand.row};
+    PackedRows by_rows = {packed, (size_t)depth};
+    if (operand.dtype != DT_REAL || operand.col != 1) {
+        gemm_pack_groups(packed, operand, rows, depth, K, pairs);
+        return groups;
+    }
+    if (!pairs && N < GEMM_PACK_N) { return in_place; }
+    if (!pairs) {
+        gemm_pack_tiles(packed, operand, rows, depth);
+        return groups;
+    }
+    for (int i = 0; i < rows; i++) {
+        real *to = packed + (size_t)i * depth;
+        int k = 0;
+        for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+            vec_store(to + k, units_of_row(in_place.data + (size_t)i * operand.row + 2 * (size_t)k, pairs));
+        }
+        for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+    }
+    return by_rows;
+}
+
+// ---- prefetching into the L2 cache, a few rows at a time
+
+enum { CACHE_LINE = 64 };  // bytes
+typedef struct {
+    const char *at;
+    size_t stride;           // bytes from row to row
+    int rows, bytes, burst;  // rows left, the bytes of each, and the rows of one prefetch
+} Prefetch;
+
+// m (rows,cols) in `turns` calls of prefetch
+ALWAYS_INLINE Prefetch prefetch_of(Matrix m, size_t rows, size_t cols, int turns) {
+    bool by_cols = m.row == 1;
+    size_t size = dtype_size(m.dtype), count = by_cols ? cols : rows, length = by_cols ? rows : cols;
+    Prefetch p = {(const char *)m.data, (by_cols ? m.col : m.row) * size, (int)count, (int)(length * size),
+                  ((int)count + turns - 1) / turns};
+    return p;
+}
+
+ALWAYS_INLINE void prefetch(Prefetch *p) {
+    for (int r = 0; r < p->burst && p->rows > 0; r++, p->rows--, p->at += p->stride) {
+        for (int at = 0; at < p->bytes; at += CACHE_LINE) { __builtin_prefetch(p->at + at, 0, 2); }
+    }
 }
 
 // ---- the tile
@@ -212,46 +284,55 @@ ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
     return sum + a * b;
 }
 
-// A tile of C, or of a buffer: element (i,j) of out and start is [i * row + j].
+// A block of A times a panel of B, which is up to GEMM_M rows and GEMM_COLS columns of C, or of a buffer.
 typedef struct {
-    real *out;
-    const real *start;  // added after the sum; NULL: none. May be out
-    const real *bias;   // (GEMM_COLS) added to each row; NULL: none
+    int rows, depth;
+    real *out;  // element (i,j) is out[i * row + j]
     size_t row;
-} Tile;
-
-// Columns of B: packed (depth,GEMM_COLS). If source is not NULL, the tile packs them on the way: vector j of unit k is
-// at source + k * row + j * VECTOR_LANES, and the second row of a pair `second` reals further.
-typedef struct {
-    real *packed;
+    const real *start;  // added after the sum, with the rows of out; NULL: none. May be out
+    const real *bias;   // (GEMM_COLS) added to each row; NULL: none
+    PackedRows a;
+    real *b;  // (depth,GEMM_COLS)
+    // NULL, or the first tile packs b: unit k of B's columns is at source + k * source_row, and the second row of a
+    // pair `second` reals further
     const real *source;
-    size_t row, second;
-} PackedColumns;
+    size_t source_row, second;
+    Prefetch *next_a, next_b;  // A of the next block, and the next panel of B
+} Panel;
 
-// out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias
-ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool packs, bool pairs) {
+// out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias, for the panel's rows from `first` on
+ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_groups, bool pairs) {
+    size_t row = p->row, a_row = p->a.row, source_row = p->source_row, second = p->second;
+    int depth = p->depth, group = first / GEMM_GROUP * GEMM_GROUP;
+    const real *a = p->a.data + (in_groups ? (size_t)(group * depth + first - group) : (size_t)first * a_row);
+    const real *a_3 = a + 3 * a_row;  // two pointers and a stride address six rows: gcc spills six pointers
+    const real *source = p->source, *start = p->start ? p->start + (size_t)first * row : NULL;
+    real *out = p->out + (size_t)first * row, *b = p->b;
     vec sum[GEMM_ROWS][GEMM_VECTORS];
+    prefetch(&p->next_b);
+    prefetch(p->next_a);
     UNROLL_ALL
     for (int i = 0; i < rows; i++) {
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) { sum[i][j] = (vec){0}; }
+        UNROLL_ALL
+        for (int j = 0; j < GEMM_COLS; j += CACHE_LINE / (int)sizeof(real)) {
+            __builtin_prefetch(out + i * row + j, 1);  // written after the loop
+        }
     }
+    UNROLL_4
     for (int k = 0; k < depth; k++) {
         vec b_k[GEMM_VECTORS];
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) {
-            real *packed = b.packed + k * GEMM_COLS + j * VECTOR_LANES;
-            if (packs) {
-                const real *source = b.source + k * b.row + j * VECTOR_LANES;
-                b_k[j] = units_of_rows(source, source + b.second, pairs);
-                vec_store(packed, b_k[j]);
-            } else {
-                b_k[j] = vec_load(packed);
-            }
+            real *packed = b + k * GEMM_COLS + j * VECTOR_LANES;
+            const real *from = source + k * source_row + j * VECTOR_LANES;
+            b_k[j] = packs ? units_of_rows(from, from + second, pairs) : vec_load(packed);
+            if (packs) { vec_store(packed, b_k[j]); }
         }
         UNROLL_ALL
         for (int i = 0; i < rows; i++) {
-            real a_ik = a.data[i * a.row + k * a.col];
+            real a_ik = in_groups ? a[k * GEMM_GROUP + i] : i < 3 ? a[i * a_row + k] : a_3[(i - 3) * a_row + k];
             UNROLL_ALL
             for (int j = 0; j < GEMM_VECTORS; j++) { sum[i][j] = multiply_add(sum[i][j], a_ik, b_k[j], pairs); }
         }
@@ -260,27 +341,44 @@ ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, i
     for (int i = 0; i < rows; i++) {
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) {
-            size_t at = i * t.row + j * VECTOR_LANES;
-            if (t.start) { sum[i][j] += vec_load(t.start + at); }
-            if (t.bias) { sum[i][j] += vec_load(t.bias + j * VECTOR_LANES); }
-            vec_store(t.out + at, sum[i][j]);
+            size_t at = i * row + j * VECTOR_LANES;
+            if (start) { sum[i][j] += vec_load(start + at); }
+            if (p->bias) { sum[i][j] += vec_load(p->bias + j * VECTOR_LANES); }
+            vec_store(out + at, sum[i][j]);
         }
     }
 }
 
-// a tile of 1 to GEMM_ROWS rows: one instance of the loops for each number of registers
-ALWAYS_INLINE void gemm_any_tile(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool pairs) {
-    if (b.source) {  // rows is GEMM_ROWS: gemm_area
-        gemm_tile(t, a, b, depth, GEMM_ROWS, true, pairs);
-        return;
+// The panel's tiles: an instance of the loops for each number of registers. If the first tile packs, it has GEMM_ROWS
+// rows.
+ALWAYS_INLINE void gemm_tiles(Panel p, bool in_groups, bool pairs) {
+    int i = 0;
+    if (p.source) {
+        gemm_tile(&p, 0, GEMM_ROWS, true, in_groups, pairs);
+        i = GEMM_ROWS;
     }
-    switch (rows) {
-    case 6: gemm_tile(t, a, b, depth, 6, false, pairs); break;
-    case 5: gemm_tile(t, a, b, depth, 5, false, pairs); break;
-    case 4: gemm_tile(t, a, b, depth, 4, false, pairs); break;
-    case 3: gemm_tile(t, a, b, depth, 3, false, pairs); break;
-    case 2: gemm_tile(t, a, b, depth, 2, false, pairs); break;
-    default: gemm_tile(t, a, b, depth, 1, false, pairs);
+    for (; i + GEMM_ROWS <= p.rows; i += GEMM_ROWS) { gemm_tile(&p, i, GEMM_ROWS, false, in_groups, pairs); }
+    switch (p.rows - i) {
+    case 5: gemm_tile(&p, i, 5, false, in_groups, pairs); break;
+    case 4: gemm_tile(&p, i, 4, false, in_groups, pairs); break;
+    case 3: gemm_tile(&p, i, 3, false, in_groups, pairs); break;
+    case 2: gemm_tile(&p, i, 2, false, in_groups, pairs); break;
+    case 1: gemm_tile(&p, i, 1, false, in_groups, pairs); break;
+    default: break;
+    }
+}
+
+// A function for each kind of A: inlined into gemm_block, gcc spills registers in their loops.
+NEVER_INLINE void gemm_panel_of_rows(const Panel *p) { gemm_tiles(*p, false, false); }
+NEVER_INLINE void gemm_panel_of_groups(const Panel *p) { gemm_tiles(*p, true, false); }
+NEVER_INLINE void gemm_panel_of_row_pairs(const Panel *p) { gemm_tiles(*p, false, true); }
+NEVER_INLINE void gemm_panel_of_group_pairs(const Panel *p) { gemm_tiles(*p, true, true); }
+
+ALWAYS_INLINE void gemm_panel(const Panel *p, bool pairs) {
+    if (p->a.row == 0) {
+        pairs ? gemm_panel_of_group_pairs(p) : gemm_panel_of_groups(p);
+    } else {
+        pairs ? gemm_panel_of_row_pairs(p) : gemm_panel_of_rows(p);
     }
 }
 
@@ -305,9 +403,13 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 
 // ---- one thread's part
 
-// A thread's memory: packed A (GEMM_K,GEMM_M); packed B (GEMM_K,GEMM_N), or (depth,cols) of no more elements; and sums
-// (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
-enum { GEMM_B = GEMM_M * GEMM_K, GEMM_SUMS = GEMM_B + GEMM_K * GEMM_N, GEMM_MEMORY = GEMM_SUMS + GEMM_SUMS_M * GEMM_N };
+// A thread's memory: packed A (GEMM_M,GEMM_K), and what gemm_pack_tiles writes beyond it; packed B (GEMM_K,GEMM_N), or
+// (depth,cols) of no more elements; and sums (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
+enum {
+    GEMM_B = GEMM_M * GEMM_K + 16,  // 16: a cache line, or two
+    GEMM_SUMS = GEMM_B + GEMM_K * GEMM_N,
+    GEMM_MEMORY = GEMM_SUMS + GEMM_SUMS_M * GEMM_N
+};
 
 // Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.
 static inline bool gemm_sums_in_c(const Matmul *p) {
@@ -319,37 +421,63 @@ typedef struct {
     size_t i, j;
     int rows, cols, depth;
     bool first, last;  // of C's blocks of k
+    bool packs;        // B is not packed yet
+    PackedRows a;
+    Matrix b;        // transposed
+    real *packed_b;  // (depth,cols), panel by panel
+    size_t K;        // elements from the block's first k to the last one of the matrix
+    real *sums;      // (rows,GEMM_N) C's sums so far, if C cannot hold them
+    Prefetch next_a;
 } GemmBlock;
 
-// C's block = or += A B. sums (rows,GEMM_N): its sums so far, if C cannot hold them. With `packs` the first tile of
-// each panel of B packs the panel.
-ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, PackedRows packed_a, PackedColumns packed_b, bool packs,
-                              real *sums, bool pairs) {
-    bool sums_in_c = gemm_sums_in_c(p);
+// number of tiles or panels of `size` rows or columns that cover `count`
+static inline int gemm_tiles_of(int count, int size) { return (count + size - 1) / size; }
+
+// the block's panel of C's columns [j, j + GEMM_COLS), with its sums in C
+ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, size_t j) {
+    size_t at = block->i * p->c.row + j;
+    real *c = (real *)p->c.data + at;
+    Panel panel = {.out = c, .row = p->c.row, .start = c};
+    if (block->first) {
+        if (!p->accumulate) { panel.start = p->residual ? (const real *)p->residual + at : NULL; }
+        panel.bias = p->bias ? (const real *)p->bias + j : NULL;
+    }
+    return panel;
+}
+
+// Packs B's columns [j, j + width) of the block into the panel, or lets the panel's first tile do it.
+ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, int width, bool pairs) {
+    Matrix b = matrix_from(block->b, (size_t)j, 0);
+    int left = block->cols - j - width;
+    size_t step = pairs ? 2 : 1, next = (size_t)(left < GEMM_COLS ? left : (int)GEMM_COLS);
+    panel->next_b = prefetch_of(matrix_from(b, (size_t)width, 0), next, (size_t)block->depth * step,
+                                gemm_tiles_of(block->rows, GEMM_ROWS));
+    if (block->rows >= GEMM_ROWS && gemm_tile_packs(b, width, block->depth, block->K, pairs)) {
+        panel->source = (const real *)b.data;
+        panel->source_row = b.col * step;
+        panel->second = b.col;
+    } else {
+        gemm_pack_b(panel->b, b, width, block->depth, block->K, pairs);
+    }
+}
+
+// C's block = or += A B
+ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
     for (int j = 0; j < block.cols; j += GEMM_COLS) {
-        for (int i = 0; i < block.rows; i += GEMM_ROWS) {
-            PackedRows a = packed_a;
-            a.data += (size_t)(i / GEMM_ROWS) * a.block;
-            int height = block.rows - i < GEMM_ROWS ? block.rows - i : (int)GEMM_ROWS;
-            int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
-            size_t at = (block.i + i) * p->c.row + block.j + j;
-            PackedColumns b = packed_b;
-            b.packed += j * block.depth;
-            b.source = packs && i == 0 && width == GEMM_COLS ? b.source + j : NULL;
-            if (sums_in_c && width == GEMM_COLS) {
-                real *c = (real *)p->c.data + at;
-                const real *residual = p->residual ? (const real *)p->residual + at : NULL;
-                Tile t = {c, block.first && !p->accumulate ? residual : c, NULL, p->c.row};
-                if (block.first && p->bias) { t.bias = (const real *)p->bias + block.j + j; }
-                gemm_any_tile(t, a, b, block.depth, height, pairs);
-            } else {
-                real *sum = sums + i * GEMM_N + j;
-                Tile t = {sum, block.first ? NULL : sum, NULL, GEMM_N};
-                gemm_any_tile(t, a, b, block.depth, height, pairs);
-                for (int r = 0; block.last && r < height; r++) {
-                    gemm_store(p, sum + r * GEMM_N, block.i + i + r, block.j + j, width);
-                }
-            }
+        int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
+        bool in_c = gemm_sums_in_c(p) && width == GEMM_COLS;
+        real *sums = block.sums + j;
+        Panel panel = {.out = sums, .row = GEMM_N, .start = block.first ? NULL : sums};
+        if (in_c) { panel = gemm_panel_in_c(p, &block, block.j + j); }
+        panel.rows = block.rows;
+        panel.depth = block.depth;
+        panel.a = block.a;
+        panel.b = block.packed_b + j * block.depth;
+        panel.next_a = &block.next_a;
+        if (block.packs) { gemm_pack_panel(&panel, &block, j, width, pairs); }
+        gemm_panel(&panel, pairs);
+        for (int i = 0; block.last && !in_c && i < block.rows; i++) {
+            gemm_store(p, sums + i * GEMM_N, block.i + i, block.j + j, width);
         }
     }
     if (!block.last || (!p->gelu_pre && !p->gelu)) { return; }
@@ -358,26 +486,33 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, PackedRows packe
 
 // Rows [m0, m1) and columns [n0, n1) of C. A block of B fills its buffer: the fewer units, the more columns.
 ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1, size_t n0, size_t n1, bool pairs) {
-    size_t units = pairs ? (p->K + 1) / 2 : p->K;
+    size_t step = pairs ? 2 : 1, units = (p->K + step - 1) / step;
     for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
         int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
         int most_cols = GEMM_K * GEMM_N / depth / GEMM_COLS * GEMM_COLS;
-        size_t k = pairs ? 2 * k0 : k0, K = p->K - k;
-        for (size_t j0 = n0; j0 < n1; j0 += (size_t)most_cols) {
-            int cols = n1 - j0 < (size_t)most_cols ? (int)(n1 - j0) : most_cols;
-            Matrix operand = transposed(matrix_from(p->b, k, j0));
-            PackedColumns b = {memory + GEMM_B, (const real *)operand.data, (pairs ? 2 : 1) * operand.col, operand.col};
-            bool by_tiles = rows_are_vectors(operand, depth, K, pairs) && m1 - m0 >= GEMM_ROWS;
-            for (int j = 0; j < cols; j += GEMM_COLS) {
-                int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
-                if (by_tiles && width == GEMM_COLS) { continue; }
-                gemm_pack_b(memory + GEMM_B + j * depth, matrix_from(operand, (size_t)j, 0), width, depth, K, pairs);
-            }
+        size_t k = step * k0, K = p->K - k, next_k = k + step * depth;
+        for (size_t j = n0; j < n1; j += (size_t)most_cols) {
+            int cols = n1 - j < (size_t)most_cols ? (int)(n1 - j) : most_cols;
             for (size_t i = m0; i < m1; i += GEMM_M) {
                 int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
-                PackedRows a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, K, pairs);
-                GemmBlock block = {i, j0, rows, cols, depth, k0 == 0, k0 + depth == units};
-                gemm_block(p, block, a, b, by_tiles && i == m0, memory + GEMM_SUMS + (i - m0) * GEMM_N, pairs);
+                int tiles = gemm_tiles_of(rows, GEMM_ROWS) * gemm_tiles_of(cols, GEMM_COLS);
+                GemmBlock block = {.i = i,
+                                   .j = j,
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .depth = depth,
+                                   .first = k0 == 0,
+                                   .last = k0 + depth == units,
+                                   .packs = i == m0,
+                                   .a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, K, p->N, pairs),
+                                   .b = transposed(matrix_from(p->b, k, j)),
+                                   .packed_b = memory + GEMM_B,
+                                   .K = K,
+                                   .sums = memory + GEMM_SUMS + (i - m0) * GEMM_N};
+                bool more = m1 - i > GEMM_M;  // rows; otherwise the next block is of the next k, if there is any
+                Matrix next = matrix_from(p->a, more ? i + GEMM_M : m0, more ? k : next_k);
+                if (more || next_k < p->K) { block.next_a = prefetch_of(next, GEMM_M, step * depth, tiles); }
+                gemm_block(p, block, pairs);
             }
         }
     }
@@ -436,7 +571,7 @@ static inline void gemm(const Matmul *p) {
         part.residual = p->residual ? p->residual + at : NULL;
         part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
         part.gelu = p->gelu ? p->gelu + at : NULL;
-        if (p->bf16_inputs) {
+        if (GEMM_HAS_BF16 && p->bf16_inputs) {
             gemm_part_of_pairs(&part, memory);
         } else {
             gemm_part_of_reals(&part, memory);

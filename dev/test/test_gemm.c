@@ -6,7 +6,7 @@ around the blocks, and the same bits with any number of threads.
 #include "llmc/common/rng.h"
 #include "testing.h"
 
-enum { LARGEST = (GEMM_N + GEMM_COLS) * (GEMM_K + 5), MAX_THREADS = 5 };
+enum { LARGEST = (GEMM_AREA_N + GEMM_COLS) * (GEMM_K + 5), MAX_THREADS = 5 };
 
 // the arrays of a GEMM, of n elements each, in one block behind the struct; a and b are rounded to bf16 in a_bf16 and
 // b_bf16
@@ -77,10 +77,11 @@ static const Sizes sizes[] = {
     {2 * GEMM_M, 2 * GEMM_COLS, 64},
     {GEMM_SUMS_M + 7, 16, 48},
     {20, GEMM_AREA_N + GEMM_COLS, 100},    // two areas of C
-    {20, GEMM_N + GEMM_COLS, 350},         // two blocks of columns
+    {20, GEMM_N + GEMM_COLS, GEMM_K},      // two blocks of columns
     {20, GEMM_N + GEMM_COLS, GEMM_K + 5},  // of two blocks of K, which have different widths
     {13, GEMM_COLS, 4 * GEMM_K + 3},       // with pairs, three blocks of K
     {7, 3, 2 * GEMM_K},
+    {2 * GEMM_M, GEMM_AREA_N, GEMM_K},                // A packed in tiles that fill their buffer
     {2 * GEMM_M + 5, GEMM_COLS + 3, 2 * GEMM_K + 7},  // sums of several rows of blocks, and of blocks of K, in a buffer
 };
 

@@ -1,21 +1,26 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max,
-         vec_of, vec_transpose; fast_exp
+defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, NEVER_INLINE, UNROLL_ALL, UNROLL_4, vec_load,
+         vec_store, vec_select, vec_max, vec_of, vec_transpose; fast_exp
 */
 #pragma once
 #include "llmc/common/floatx.h"
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
-// Unrolls a loop of constant length, so that its array stays in registers. nvcc does not know the pragmas. clang keeps
-// the loop with gcc's pragma.
+#define NEVER_INLINE __attribute__((noinline, unused)) static
+// UNROLL_ALL unrolls a loop of constant length, so that its array stays in registers. UNROLL_4 makes four iterations
+// of any loop one; clang would spill registers of a GEMM's tile, and is as fast without. nvcc does not know the
+// pragmas, and clang ignores gcc's.
 #ifdef __CUDACC__
 #define UNROLL_ALL
+#define UNROLL_4
 #elif defined(__clang__)
 #define UNROLL_ALL _Pragma("clang loop unroll(full)")
+#define UNROLL_4 _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL_ALL _Pragma("GCC unroll 16")
+#define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 
 #ifdef __AVX512F__
