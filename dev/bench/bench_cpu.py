@@ -8,10 +8,12 @@ machine's clock or a busy neighbour affects all programs. A time is the median o
 and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
 without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
 dev/results/cpu/<CPU>.md. 5 rounds take about 25 minutes on two cores.
+On a CPU with AVX-512 `make bench-cpu MARCH=x86-64-v3` holds every program to AVX2, and writes <CPU>_avx2.md.
 """
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import platform
@@ -28,9 +30,12 @@ TRAINER = os.path.join(ROOT, "train_gpt2")
 PORTABLE = os.path.join(ROOT, "build/portable/train_gpt2")  # make ARCH=portable
 TORCH = os.path.join(ROOT, "build/torch/bin/python3")
 LEAST_ROUNDS = 3  # fewer rounds do not replace the file
-PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7}
+# weights: elements of the matrices of all linear layers
+PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7,
+          "weights": 4 * 12 * 128 * 128 + 256 * 128}
 BUSY_PRESET = {**PRESET, "steps": 100, "skip": 20}  # loops hardly slow the first half second of a process
-D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB": 3.2}
+D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB": 3.2,
+       "weights": 12 * 12 * 768 * 768 + 50304 * 768}
 # flags of dev/oracle/bench.py; the fp32 ways first
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
         "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
@@ -39,6 +44,8 @@ FP32_WAYS = list(WAYS)[:2]
 # TRAIN_GPT2_ARCH the level of ARCH=portable
 OF_CALLER = ("DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TRAIN_GPT2_")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OF_CALLER)}
+AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+             "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell", "TRAIN_GPT2_ARCH": "v3"}
 START = time.monotonic()
 BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
@@ -160,14 +167,22 @@ def speed(measured, name, names):
     return f"{statistics.median(measured[peer]) / statistics.median(measured[best(measured, [name])]):.2f}x"
 
 
-def step_table(title, measured):
+def share(case, measured, name, fmas):
+    """the matmuls' time at the rate of FMAs with fp32 inputs, fmas = {threads: GFLOP/s}, of a program's step"""
+    program = best(measured, [name])
+    gflop = 6e-9 * case["B"] * case["T"] * case["weights"]  # forward, and two products of the same size backward
+    return f"{100 * gflop / fmas[program[1]] / (1e-3 * statistics.median(measured[program])):.0f} %"
+
+
+def step_table(title, case, measured, fmas):
     threads = sorted({n for _, n in measured})
     lines = [f"### {title}", "", f"| ms per step (lowest to highest) | {' | '.join(f'threads: {n}' for n in threads)} "
-             "| speed, PyTorch's best fp32 = 1 | speed, PyTorch's best = 1 |", "|---" * (len(threads) + 3) + "|"]
+             "| speed, PyTorch's best fp32 = 1 | speed, PyTorch's best = 1 | of the fp32 FMAs |",
+             "|---" * (len(threads) + 4) + "|"]
     for name in dict.fromkeys(name for name, _ in measured):
         times = [spread(measured[name, n]) if (name, n) in measured else "-" for n in threads]
         lines.append(f"| {name} | {' | '.join(times)} | {speed(measured, name, FP32_WAYS)} | "
-                     f"{speed(measured, name, WAYS)} |")
+                     f"{speed(measured, name, WAYS)} | {share(case, measured, name, fmas)} |")
     return lines + [""]
 
 
@@ -202,14 +217,14 @@ def busy_table(programs, rounds):
     return lines + [""]
 
 
-def steps_and_busy(text, threads, rounds, ways):
+def steps_and_busy(text, threads, rounds, ways, fmas):
     title, ours = "4 layers, 4 heads, 128 channels, B 12, T 64, bytes", our_ways()
     portable = {f"{name}, ARCH=portable": (PORTABLE, precision) for name, (_, precision) in ours.items()}
     with programs_of(text, PRESET, ways, {**ours, **portable}, threads) as programs:
         measured = take_turns(programs, rounds)
     with programs_of(text, D12, ways, ours, threads[-1:]) as programs:
         large = take_turns(programs, (rounds + 1) // 2)
-    lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
+    lines = step_table(title, PRESET, measured, fmas) + step_table("124M, B 4, T 64", D12, large, fmas)
     torch = best(measured, FP32_WAYS)
     with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], ours, threads) as programs:
         return lines + busy_table(programs, (rounds + 1) // 2)
@@ -226,9 +241,11 @@ def run_matmul(threads, rounds):
     return [json.loads(line) for line in lines]
 
 
-MATMUL_COLUMNS = {("fp32", "fma"): "FMAs", ("fp32", "ours"): "ours", ("fp32", "onednn"): "oneDNN, its layout",
+MATMUL_COLUMNS = {("fp32", "fma"): "FMAs", ("fp32", "ours"): "ours", ("fp32", "ours_cold"): "ours, not cached",
+                  ("fp32", "onednn"): "oneDNN, its layout",
                   ("fp32", "onednn_plain"): "oneDNN, plain", ("fp32", "openblas"): "OpenBLAS",
                   ("bf16", "fma"): "FMAs, bf16", ("bf16", "ours"): "ours, bf16",
+                  ("bf16", "ours_cold"): "ours, bf16, not cached",
                   ("bf16", "onednn"): "oneDNN, bf16, its layout", ("bf16", "onednn_plain"): "oneDNN, bf16, plain"}
 
 
@@ -256,7 +273,8 @@ def matmul_tables(by_threads):
     programs = [c for c in columns if c[1] != "fma"]
     lines = ["### GEMMs of a training step: GFLOP/s (ratio to FMAs in registers with the same inputs)", "",
              "FMAs: multiply-adds of registers, the ceiling. The fastest call counts. oneDNN's layout of B is the one "
-             "that oneDNN prefers; plain is the trainer's. oneDNN's bf16 operands are bf16 in memory, ours are fp32.",
+             "that oneDNN prefers; plain is the trainer's. oneDNN's bf16 operands are bf16 in memory, ours are fp32. "
+             "Operands are in the cache, but for the columns that say otherwise.",
              "", *matmul_heads(["a step's GEMMs", "threads"], columns)]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):
@@ -349,11 +367,24 @@ def head(build, torch_version, rounds, load):
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
             "- Ours is `./train_gpt2 -f 1`. PyTorch runs eagerly unless marked compiled. "
             "Medium precision rounds matmul inputs: "
-            "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads", ""]
+            "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads. "
+            "Of the fp32 FMAs: a step's matmuls at the rate of fp32 FMAs in registers, as a share of the step",
+            *(["- Every program is held to AVX2, which this CPU does not need: " +
+               ", ".join(f"{name}={value}" for name, value in AVX2_ONLY.items())] if held_to_avx2() else []), ""]
+
+
+@functools.cache
+def held_to_avx2():
+    """True if the build is for AVX2 and the CPU has AVX-512"""
+    with subprocess.Popen([os.path.join(ROOT, "build/bench/bench_matmul")], stdout=subprocess.PIPE) as matmul:
+        build = json.loads(matmul.stdout.readline())
+        matmul.kill()
+    return build["vectors"] == "AVX2" and "avx512f" in cpu("Flags").split()
 
 
 def results_file():
     name = f"{cpu('Model name') or platform.machine()} family{cpu('CPU family')} model{cpu('Model')}"
+    name += " avx2" if held_to_avx2() else ""
     name = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("(r)", "").replace("(tm)", "")).strip("_")
     return os.path.join(ROOT, "dev/results/cpu", name + ".md")
 
@@ -364,6 +395,7 @@ def main():
     parser.add_argument("--skip-loss", action="store_true")
     args = parser.parse_args()
     load = os.getloadavg()[0]
+    ENVIRONMENT.update(AVX2_ONLY if held_to_avx2() else {})
     fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
     text = subprocess.check_output(fetch, text=True).strip()
     torch_version, threads = version_of_torch(), sorted({1, cores()})
@@ -372,7 +404,9 @@ def main():
             "but the average also counts the compilation of the last minute")
     matmuls = {n: run_matmul(n, (args.rounds + 1) // 2) for n in threads}
     lines = head(matmuls[threads[-1]][0], torch_version, args.rounds, load)
-    lines += steps_and_busy(text, threads, args.rounds, WAYS if torch_version else [])
+    fmas = {n: statistics.median(rate["fma"] for rate in matmuls[n][1:] if rate["inputs"] == "fp32") for n in threads}
+    ways = [way for way, flags in WAYS.items() if "--bf16" not in flags or len(our_ways()) > 1]  # else bf16 is emulated
+    lines += steps_and_busy(text, threads, args.rounds, ways if torch_version else [], fmas)
     lines += matmul_tables(matmuls)
     if not args.skip_loss:
         lines += loss_table(end_losses(text, torch_version))

@@ -8,6 +8,7 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
   fma           independent multiply-adds of vectors in registers, in all threads: the most that a GEMM can reach. With
                 bf16 inputs a multiply-add has pairs of bf16 (AVX512-BF16)
   ours          gemm(): operands are fp32 in memory; bf16 inputs are rounded in the call
+  ours_cold     the same, with A, B and C in no cache, as most are in a training step
   onednn        B in the layout that oneDNN prefers, as in oneDNN's own benchmark. With bf16 inputs A and B are bf16
   onednn_plain  B as the trainer stores it
   openblas      cblas_sgemm, fp32 only
@@ -22,9 +23,9 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
 #include <cblas.h>
 #endif
 
-enum { FMA, OURS, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
-enum { MIN_CALLS = 3 };
-static const char *const program_names[] = {"fma", "ours", "onednn", "onednn_plain", "openblas"};
+enum { FMA, OURS, OURS_COLD, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
+enum { MIN_CALLS = 3, COLD_BYTES = 128 << 20 };  // more than a cache holds
+static const char *const program_names[] = {"fma", "ours", "ours_cold", "onednn", "onednn_plain", "openblas"};
 enum { PAUSE_MICROSECONDS = 50000 };  // idle threads of OpenBLAS and OpenMP spin for a while
 static const double TURN_SECONDS = 0.02;
 
@@ -65,6 +66,7 @@ typedef struct {
     size_t M, N, K, per_step;
     bool a_transposed, b_transposed, bf16_inputs;
     float *a, *b, *c;
+    size_t copies;          // of a, b and c, one behind the other
     Onednn blocked, plain;  // of ONEDNN and ONEDNN_PLAIN
 } Case;
 
@@ -103,10 +105,11 @@ ALWAYS_INLINE void run_fmas(bool pairs) {
     }
 }
 
-static void run_ours(const Case *k) {
-    Matrix a = k->a_transposed ? matrix(k->a, DT_F32, 1, k->M) : matrix(k->a, DT_F32, k->K, 1);
-    Matrix b = k->b_transposed ? matrix(k->b, DT_F32, 1, k->K) : matrix(k->b, DT_F32, k->N, 1);
-    Matmul p = {.c = matrix(k->c, DT_F32, k->N, 1),
+static void run_ours(const Case *k, size_t copy) {
+    const float *a_data = k->a + copy * k->M * k->K, *b_data = k->b + copy * k->K * k->N;
+    Matrix a = k->a_transposed ? matrix(a_data, DT_F32, 1, k->M) : matrix(a_data, DT_F32, k->K, 1);
+    Matrix b = k->b_transposed ? matrix(b_data, DT_F32, 1, k->K) : matrix(b_data, DT_F32, k->N, 1);
+    Matmul p = {.c = matrix(k->c + copy * k->M * k->N, DT_F32, k->N, 1),
                 .a = a,
                 .b = b,
                 .bf16_inputs = k->bf16_inputs,
@@ -220,8 +223,10 @@ static bool has_program(int program, bool bf16_inputs) {
 }
 
 static void run(int program, const Case *k) {
+    static size_t calls;
     switch (program) {
-    case OURS: run_ours(k); break;
+    case OURS: run_ours(k, 0); break;
+    case OURS_COLD: run_ours(k, calls++ % k->copies); break;
     case ONEDNN: run_onednn(&k->blocked); break;
     case ONEDNN_PLAIN: run_onednn(&k->plain); break;
     case OPENBLAS: run_openblas(k); break;
@@ -284,9 +289,10 @@ static Case make_case(const Model *m, const Linear *l, int kind, bool bf16_input
     k.a_transposed = kind == WEIGHT_GRADIENT;
     k.b_transposed = kind == FORWARD;
     k.per_step = l->out ? m->layers : 1;
-    k.a = filled(k.M * k.K);
-    k.b = filled(k.K * k.N);
-    k.c = filled(k.M * k.N);
+    k.copies = 1 + COLD_BYTES / (sizeof(float) * (k.M * k.K + k.K * k.N + k.M * k.N));
+    k.a = filled(k.copies * k.M * k.K);
+    k.b = filled(k.copies * k.K * k.N);
+    k.c = filled(k.copies * k.M * k.N);
     k.blocked = onednn_open(&k, false);
     k.plain = onednn_open(&k, true);
     return k;
