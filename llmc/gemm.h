@@ -4,7 +4,7 @@ The GEMM of the CPU backend, in C with vector registers.
 Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums have the type real, and
 run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
 gelu'(gelu_pre), and rounded again.
-Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns, which stay in the L2
+Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns. A block stays in the L2
 cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k, columns and rows
 (gemm_block), a block panel by panel (gemm_panel), and a panel tile by tile. Read gemm_tile first: it multiplies
 GEMM_ROWS rows of A with a panel, in registers.
@@ -24,7 +24,6 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include "llmc/gradient_cpu.h"
 #include "llmc/ops.h"
 #include <float.h>
-#include <limits.h>
 #include <omp.h>
 
 // not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
@@ -69,24 +68,26 @@ typedef struct {
 } Matmul;
 
 // A tile is GEMM_ROWS rows and GEMM_VECTORS vectors of sums. A thread packs GEMM_K rows, or pairs of rows, and GEMM_N
-// columns of B at once, or more columns if K is small. GEMM_GROUP rows of A are packed side by side.
+// columns of B at once, or more columns if K is small. GEMM_GROUP rows of A are packed side by side: tiles fit into a
+// group, and groups into GEMM_M rows.
 #if defined(__AVX512F__) || defined(__aarch64__)
-// 24 sums in 32 registers. Panels of B (96 KB) are read from the L2 cache
+// 24 sums in 32 registers. With AVX-512 a panel of B has 96 KB, and is read from the L2 cache
 enum { GEMM_VECTORS = 4, GEMM_K = 384, GEMM_N = 256, GEMM_GROUP = 48 };
 #else
-// 12 sums in 16 registers. A panel of B (16 KB) and a tile of A (6 KB) stay in the L1 cache
+// 12 sums in 16 registers. With AVX2 a panel of B (16 KB) and a tile of A (6 KB) stay in the L1 cache
 enum { GEMM_VECTORS = 2, GEMM_K = 256, GEMM_N = 384, GEMM_GROUP = 6 };
 #endif
 enum {
     GEMM_ROWS = 6,
     GEMM_COLS = (int)GEMM_VECTORS * (int)VECTOR_LANES,
     GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
-    GEMM_AREA_N = 768,       // columns of an area, if C holds the sums
+    GEMM_AREA_N = 768,       // columns of an area, if C holds the sums; it and GEMM_N are multiples of GEMM_COLS
     GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
     GEMM_PART_ROWS = 192,    // a thread packs B for this many rows or more, if it can
-    // Contiguous rows of A are packed for this many columns or more; for fewer it does not pay, nor with AVX-512. A
-    // vector must hold the rows of a tile
-    GEMM_PACK_N = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS ? 640 : INT_MAX
+    // Contiguous rows of A are packed in tiles if a vector holds the rows of a tile, for this many columns of a
+    // thread's part; for fewer it does not pay, nor with AVX-512
+    GEMM_PACKS_TILES = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS,
+    GEMM_PACK_N = 640
 };
 
 // ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
@@ -224,30 +225,39 @@ ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int 
     }
 }
 
-// Packs units [0, depth) of `rows` rows of A, unless A can be read where it is. N: columns of C
-ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, size_t N,
-                                     bool pairs) {
-    PackedRows groups = {packed, 0}, in_place = {(const real *)operand.data, operand.row};
-    PackedRows by_rows = {packed, (size_t)depth};
-    if (operand.dtype != DT_REAL || operand.col != 1) {
-        gemm_pack_groups(packed, operand, rows, depth, K, pairs);
-        return groups;
-    }
-    if (!pairs && N < GEMM_PACK_N) { return in_place; }
-    if (!pairs) {
-        gemm_pack_tiles(packed, operand, rows, depth);
-        return groups;
-    }
+// packed (rows,depth) = pairs [0, depth) of `rows` contiguous rows of A
+ALWAYS_INLINE void gemm_pack_row_pairs(real *packed, Matrix operand, int rows, int depth, size_t K) {
     for (int i = 0; i < rows; i++) {
+        const real *row = (const real *)operand.data + (size_t)i * operand.row;
         real *to = packed + (size_t)i * depth;
         int k = 0;
         for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-            vec_store(to + k, units_of_row(in_place.data + (size_t)i * operand.row + 2 * (size_t)k, pairs));
+            vec_store(to + k, units_of_row(row + 2 * (size_t)k, true));
         }
-        for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+        for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, true); }
     }
-    return by_rows;
 }
+
+// Packs units [0, depth) of `rows` rows of A, unless A can be read where it is. N: columns of the thread's part of C
+ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, size_t N,
+                                     bool pairs) {
+    PackedRows in_groups = {packed, 0}, by_rows = {packed, (size_t)depth};
+    PackedRows in_place = {(const real *)operand.data, operand.row};
+    if (operand.dtype != DT_REAL || operand.col != 1) {
+        gemm_pack_groups(packed, operand, rows, depth, K, pairs);
+        return in_groups;
+    }
+    if (pairs) {
+        gemm_pack_row_pairs(packed, operand, rows, depth, K);
+        return by_rows;
+    }
+    if (!GEMM_PACKS_TILES || N < GEMM_PACK_N) { return in_place; }
+    gemm_pack_tiles(packed, operand, rows, depth);
+    return in_groups;
+}
+
+// count / size, rounded up
+static inline int gemm_divide_up(int count, int size) { return (count + size - 1) / size; }
 
 // ---- prefetching into the L2 cache, a few rows at a time
 
@@ -263,7 +273,7 @@ ALWAYS_INLINE Prefetch prefetch_of(Matrix m, size_t rows, size_t cols, int turns
     bool by_cols = m.row == 1;
     size_t size = dtype_size(m.dtype), count = by_cols ? cols : rows, length = by_cols ? rows : cols;
     Prefetch p = {(const char *)m.data, (by_cols ? m.col : m.row) * size, (int)count, (int)(length * size),
-                  ((int)count + turns - 1) / turns};
+                  gemm_divide_up((int)count, turns)};
     return p;
 }
 
@@ -284,7 +294,7 @@ ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
     return sum + a * b;
 }
 
-// A block of A times a panel of B, which is up to GEMM_M rows and GEMM_COLS columns of C, or of a buffer.
+// C or a buffer (rows,GEMM_COLS) = a block of A (rows,depth) times a panel of B (depth,GEMM_COLS). GEMM_M rows at most
 typedef struct {
     int rows, depth;
     real *out;  // element (i,j) is out[i * row + j]
@@ -297,7 +307,8 @@ typedef struct {
     // pair `second` reals further
     const real *source;
     size_t source_row, second;
-    Prefetch *next_a, next_b;  // A of the next block, and the next panel of B
+    Prefetch *next_a;  // A of the next block; all panels of a block share it
+    Prefetch next_b;   // the next panel of B
 } Panel;
 
 // out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias, for the panel's rows from `first` on
@@ -305,7 +316,7 @@ ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_
     size_t row = p->row, a_row = p->a.row, source_row = p->source_row, second = p->second;
     int depth = p->depth, group = first / GEMM_GROUP * GEMM_GROUP;
     const real *a = p->a.data + (in_groups ? (size_t)(group * depth + first - group) : (size_t)first * a_row);
-    const real *a_3 = a + 3 * a_row;  // two pointers and a stride address six rows: gcc spills six pointers
+    const real *a_3 = a + 3 * a_row;  // rows 3 to 5 from a second pointer: with one for each row gcc spills
     const real *source = p->source, *start = p->start ? p->start + (size_t)first * row : NULL;
     real *out = p->out + (size_t)first * row, *b = p->b;
     vec sum[GEMM_ROWS][GEMM_VECTORS];
@@ -326,9 +337,13 @@ ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) {
             real *packed = b + k * GEMM_COLS + j * VECTOR_LANES;
-            const real *from = source + k * source_row + j * VECTOR_LANES;
-            b_k[j] = packs ? units_of_rows(from, from + second, pairs) : vec_load(packed);
-            if (packs) { vec_store(packed, b_k[j]); }
+            if (packs) {
+                const real *from = source + k * source_row + j * VECTOR_LANES;
+                b_k[j] = units_of_rows(from, from + second, pairs);
+                vec_store(packed, b_k[j]);
+            } else {
+                b_k[j] = vec_load(packed);
+            }
         }
         UNROLL_ALL
         for (int i = 0; i < rows; i++) {
@@ -368,7 +383,7 @@ ALWAYS_INLINE void gemm_tiles(Panel p, bool in_groups, bool pairs) {
     }
 }
 
-// A function for each kind of A: inlined into gemm_block, gcc spills registers in their loops.
+// Not inlined: inside gemm_block gcc spills registers in the tiles' loops.
 NEVER_INLINE void gemm_panel_of_rows(const Panel *p) { gemm_tiles(*p, false, false); }
 NEVER_INLINE void gemm_panel_of_groups(const Panel *p) { gemm_tiles(*p, true, false); }
 NEVER_INLINE void gemm_panel_of_row_pairs(const Panel *p) { gemm_tiles(*p, false, true); }
@@ -406,9 +421,9 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 // A thread's memory: packed A (GEMM_M,GEMM_K), and what gemm_pack_tiles writes beyond it; packed B (GEMM_K,GEMM_N), or
 // (depth,cols) of no more elements; and sums (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
 enum {
-    GEMM_B = GEMM_M * GEMM_K + 16,  // 16: a cache line, or two
-    GEMM_SUMS = GEMM_B + GEMM_K * GEMM_N,
-    GEMM_MEMORY = GEMM_SUMS + GEMM_SUMS_M * GEMM_N
+    GEMM_B = (int)GEMM_M * (int)GEMM_K + 16,  // + 16: what gemm_pack_tiles writes beyond A; B stays aligned to 64 bytes
+    GEMM_SUMS = GEMM_B + (int)GEMM_K * (int)GEMM_N,
+    GEMM_MEMORY = GEMM_SUMS + (int)GEMM_SUMS_M * (int)GEMM_N
 };
 
 // Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.
@@ -430,9 +445,6 @@ typedef struct {
     Prefetch next_a;
 } GemmBlock;
 
-// number of tiles or panels of `size` rows or columns that cover `count`
-static inline int gemm_tiles_of(int count, int size) { return (count + size - 1) / size; }
-
 // the block's panel of C's columns [j, j + GEMM_COLS), with its sums in C
 ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, size_t j) {
     size_t at = block->i * p->c.row + j;
@@ -445,13 +457,14 @@ ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, siz
     return panel;
 }
 
-// Packs B's columns [j, j + width) of the block into the panel, or lets the panel's first tile do it.
+// Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it. Prefetches the next panel.
 ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, int width, bool pairs) {
     Matrix b = matrix_from(block->b, (size_t)j, 0);
-    int left = block->cols - j - width;
-    size_t step = pairs ? 2 : 1, next = (size_t)(left < GEMM_COLS ? left : (int)GEMM_COLS);
-    panel->next_b = prefetch_of(matrix_from(b, (size_t)width, 0), next, (size_t)block->depth * step,
-                                gemm_tiles_of(block->rows, GEMM_ROWS));
+    size_t step = pairs ? 2 : 1, units = (size_t)block->depth * step;
+    if (block->cols - j >= 2 * GEMM_COLS) {
+        int tiles = gemm_divide_up(block->rows, GEMM_ROWS);
+        panel->next_b = prefetch_of(matrix_from(b, GEMM_COLS, 0), GEMM_COLS, units, tiles);
+    }
     if (block->rows >= GEMM_ROWS && gemm_tile_packs(b, width, block->depth, block->K, pairs)) {
         panel->source = (const real *)b.data;
         panel->source_row = b.col * step;
@@ -495,7 +508,7 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
             int cols = n1 - j < (size_t)most_cols ? (int)(n1 - j) : most_cols;
             for (size_t i = m0; i < m1; i += GEMM_M) {
                 int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
-                int tiles = gemm_tiles_of(rows, GEMM_ROWS) * gemm_tiles_of(cols, GEMM_COLS);
+                int tiles = gemm_divide_up(rows, GEMM_ROWS) * gemm_divide_up(cols, GEMM_COLS);
                 GemmBlock block = {.i = i,
                                    .j = j,
                                    .rows = rows,
@@ -509,9 +522,9 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
                                    .packed_b = memory + GEMM_B,
                                    .K = K,
                                    .sums = memory + GEMM_SUMS + (i - m0) * GEMM_N};
-                bool more = m1 - i > GEMM_M;  // rows; otherwise the next block is of the next k, if there is any
-                Matrix next = matrix_from(p->a, more ? i + GEMM_M : m0, more ? k : next_k);
-                if (more || next_k < p->K) { block.next_a = prefetch_of(next, GEMM_M, step * depth, tiles); }
+                bool more_rows = m1 - i > GEMM_M, same_k = more_rows || n1 - j > (size_t)most_cols;
+                Matrix next = matrix_from(p->a, more_rows ? i + GEMM_M : m0, same_k ? k : next_k);
+                if (same_k || next_k < p->K) { block.next_a = prefetch_of(next, GEMM_M, step * depth, tiles); }
                 gemm_block(p, block, pairs);
             }
         }

@@ -8,7 +8,7 @@ machine's clock or a busy neighbour affects all programs. A time is the median o
 and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
 without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
 dev/results/cpu/<CPU>.md. 5 rounds take about 25 minutes on two cores.
-On a CPU with AVX-512 `make bench-cpu MARCH=x86-64-v3` holds every program to AVX2, and writes <CPU>_avx2.md.
+On a CPU with AVX-512 `make bench-cpu MARCH=x86-64-v3` limits every program to AVX2, and writes <CPU>_avx2.md.
 """
 import argparse
 import contextlib
@@ -42,7 +42,7 @@ WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium prec
 FP32_WAYS = list(WAYS)[:2]
 # a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS, OMP_NUM_THREADS fixes our number of threads, and
 # TRAIN_GPT2_ARCH the level of ARCH=portable
-OF_CALLER = ("DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TRAIN_GPT2_")
+OF_CALLER = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TRAIN_GPT2_")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OF_CALLER)}
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
              "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell", "TRAIN_GPT2_ARCH": "v3"}
@@ -168,7 +168,7 @@ def speed(measured, name, names):
 
 
 def share(case, measured, name, fmas):
-    """the matmuls' time at the rate of FMAs with fp32 inputs, fmas = {threads: GFLOP/s}, of a program's step"""
+    """time of the matmuls at the rate of fp32 FMAs, as a share of a step; fmas: {threads: GFLOP/s}"""
     program = best(measured, [name])
     gflop = 6e-9 * case["B"] * case["T"] * case["weights"]  # forward, and two products of the same size backward
     return f"{100 * gflop / fmas[program[1]] / (1e-3 * statistics.median(measured[program])):.0f} %"
@@ -177,7 +177,7 @@ def share(case, measured, name, fmas):
 def step_table(title, case, measured, fmas):
     threads = sorted({n for _, n in measured})
     lines = [f"### {title}", "", f"| ms per step (lowest to highest) | {' | '.join(f'threads: {n}' for n in threads)} "
-             "| speed, PyTorch's best fp32 = 1 | speed, PyTorch's best = 1 | of the fp32 FMAs |",
+             "| speed, PyTorch's best fp32 = 1 | speed, PyTorch's best = 1 | share of the fp32 FMAs |",
              "|---" * (len(threads) + 4) + "|"]
     for name in dict.fromkeys(name for name, _ in measured):
         times = [spread(measured[name, n]) if (name, n) in measured else "-" for n in threads]
@@ -368,15 +368,16 @@ def head(build, torch_version, rounds, load):
             "- Ours is `./train_gpt2 -f 1`. PyTorch runs eagerly unless marked compiled. "
             "Medium precision rounds matmul inputs: "
             "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads. "
-            "Of the fp32 FMAs: a step's matmuls at the rate of fp32 FMAs in registers, as a share of the step",
-            *(["- Every program is held to AVX2, which this CPU does not need: " +
+            "Share of the fp32 FMAs: the time of a step's matmuls at the rate of FMAs in registers, of the step's time",
+            *(["- Every program is limited to AVX2, although this CPU has AVX-512: " +
                ", ".join(f"{name}={value}" for name, value in AVX2_ONLY.items())] if held_to_avx2() else []), ""]
 
 
 @functools.cache
 def held_to_avx2():
     """True if the build is for AVX2 and the CPU has AVX-512"""
-    with subprocess.Popen([os.path.join(ROOT, "build/bench/bench_matmul")], stdout=subprocess.PIPE) as matmul:
+    with subprocess.Popen([os.path.join(ROOT, "build/bench/bench_matmul")], stdout=subprocess.PIPE,
+                          env=ENVIRONMENT) as matmul:
         build = json.loads(matmul.stdout.readline())
         matmul.kill()
     return build["vectors"] == "AVX2" and "avx512f" in cpu("Flags").split()
@@ -405,7 +406,10 @@ def main():
     matmuls = {n: run_matmul(n, (args.rounds + 1) // 2) for n in threads}
     lines = head(matmuls[threads[-1]][0], torch_version, args.rounds, load)
     fmas = {n: statistics.median(rate["fma"] for rate in matmuls[n][1:] if rate["inputs"] == "fp32") for n in threads}
-    ways = [way for way, flags in WAYS.items() if "--bf16" not in flags or len(our_ways()) > 1]  # else bf16 is emulated
+    bf16 = len(our_ways()) > 1
+    ways = [way for way, flags in WAYS.items() if bf16 or "--bf16" not in flags]
+    if not bf16:
+        log("PyTorch's bf16 is left out: it would be emulated")
     lines += steps_and_busy(text, threads, args.rounds, ways if torch_version else [], fmas)
     lines += matmul_tables(matmuls)
     if not args.skip_loss:

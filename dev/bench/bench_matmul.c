@@ -8,7 +8,7 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
   fma           independent multiply-adds of vectors in registers, in all threads: the most that a GEMM can reach. With
                 bf16 inputs a multiply-add has pairs of bf16 (AVX512-BF16)
   ours          gemm(): operands are fp32 in memory; bf16 inputs are rounded in the call
-  ours_cold     the same, with A, B and C in no cache, as most are in a training step
+  ours_cold     the same with copies of A, B and C in rotation: operands come from memory, as most do in a step
   onednn        B in the layout that oneDNN prefers, as in oneDNN's own benchmark. With bf16 inputs A and B are bf16
   onednn_plain  B as the trainer stores it
   openblas      cblas_sgemm, fp32 only
@@ -24,7 +24,8 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
 #endif
 
 enum { FMA, OURS, OURS_COLD, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
-enum { MIN_CALLS = 3, COLD_BYTES = 128 << 20 };  // more than a cache holds
+enum { MIN_CALLS = 3 };
+enum { COLD_BYTES = 128 << 20 };  // of the copies: more than the L3 cache of most CPUs
 static const char *const program_names[] = {"fma", "ours", "ours_cold", "onednn", "onednn_plain", "openblas"};
 enum { PAUSE_MICROSECONDS = 50000 };  // idle threads of OpenBLAS and OpenMP spin for a while
 static const double TURN_SECONDS = 0.02;
@@ -66,7 +67,7 @@ typedef struct {
     size_t M, N, K, per_step;
     bool a_transposed, b_transposed, bf16_inputs;
     float *a, *b, *c;
-    size_t copies;          // of a, b and c, one behind the other
+    size_t copies;          // of a, b and c, back to back
     Onednn blocked, plain;  // of ONEDNN and ONEDNN_PLAIN
 } Case;
 
@@ -357,6 +358,7 @@ static void print_build(int threads) {
            GEMM_HAS_BF16 ? ", AVX512-BF16" : "", threads, openblas_get_config());
     print_onednn();
     printf("}\n");
+    fflush(stdout);
 }
 
 int main(int argc, char **argv) {

@@ -82,6 +82,7 @@ static const Sizes sizes[] = {
     {13, GEMM_COLS, 4 * GEMM_K + 3},       // with pairs, three blocks of K
     {7, 3, 2 * GEMM_K},
     {2 * GEMM_M, GEMM_AREA_N, GEMM_K},                // A packed in tiles that fill their buffer
+    {GEMM_M + 5, GEMM_AREA_N, GEMM_K + 5},            // and in two blocks of K, with a part of the last tile and vector
     {2 * GEMM_M + 5, GEMM_COLS + 3, 2 * GEMM_K + 7},  // sums of several rows of blocks, and of blocks of K, in a buffer
 };
 
@@ -233,6 +234,21 @@ TEST(test_every_size) {
         }
     }
     free(start);
+}
+
+// With AddressSanitizer: the last tile of A has fewer rows than the others.
+TEST(test_nothing_beyond_a_is_read) {
+    Sizes s = {GEMM_ROWS + 2, GEMM_AREA_N, 64};
+    Arrays *arrays = arrays_make();
+    real *a = (real *)xmalloc(s.M * s.K * sizeof(real));
+    memcpy(a, arrays->a, s.M * s.K * sizeof(real));
+    Matmul p = gemm_of(arrays, s, 0);
+    run(&p, 1);
+    real first = arrays->c[0];
+    p.a.data = a;
+    run(&p, 1);
+    assert_true(arrays->c[0] == first);
+    free(a), free(arrays);
 }
 
 // a residual that is C itself, as in x += ...

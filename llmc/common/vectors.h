@@ -9,9 +9,9 @@ defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, NEVER_INLINE, 
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 #define NEVER_INLINE __attribute__((noinline, unused)) static
-// UNROLL_ALL unrolls a loop of constant length, so that its array stays in registers. UNROLL_4 makes four iterations
-// of any loop one; clang would spill registers of a GEMM's tile, and is as fast without. nvcc does not know the
-// pragmas, and clang ignores gcc's.
+// UNROLL_ALL unrolls a loop of constant length, so that its array stays in registers. UNROLL_4 unrolls by four with
+// gcc; clang keeps the loop, as unrolled it spills the sums of a GEMM's tile. nvcc does not know the pragmas, and clang
+// ignores gcc's.
 #ifdef __CUDACC__
 #define UNROLL_ALL
 #define UNROLL_4
