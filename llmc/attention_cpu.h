@@ -66,7 +66,7 @@ static inline void attention_load(real *out, const floatX *in, size_t in_row, in
     for (int r = 0; r < rows; r++) {
         const floatX *from = in + (size_t)r * in_row;
         // prefetch the same row of the next head, which this thread loads next: rows are too far apart for the hardware
-        for (int d = 0; d < HS; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
+        for (int d = 0; d < HS; d += CACHE_LINE / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
         for (int v = 0; v < width; v += VECTOR_LANES) {
             real *to = out + (size_t)r * width + v;
             if (v + VECTOR_LANES <= HS) {

@@ -84,8 +84,8 @@ enum {
     GEMM_AREA_N = 768,       // columns of an area, if C holds the sums; it and GEMM_N are multiples of GEMM_COLS
     GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
     GEMM_PART_ROWS = 192,    // a thread packs B for this many rows or more, if it can
-    // Contiguous rows of A are packed in tiles if a vector holds the rows of a tile, for this many columns of a
-    // thread's part; for fewer it does not pay, nor with AVX-512
+    // Contiguous rows of A are copied into tiles if GEMM_PACK_N columns or more are multiplied with them: for fewer the
+    // copy costs more than it saves. A vector must hold the rows of a tile. With AVX-512 the copy never paid
     GEMM_PACKS_TILES = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS,
     GEMM_PACK_N = 640
 };
@@ -261,7 +261,6 @@ static inline int gemm_divide_up(int count, int size) { return (count + size - 1
 
 // ---- prefetching into the L2 cache, a few rows at a time
 
-enum { CACHE_LINE = 64 };  // bytes
 typedef struct {
     const char *at;
     size_t stride;           // bytes from row to row
@@ -294,26 +293,24 @@ ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
     return sum + a * b;
 }
 
-// C or a buffer (rows,GEMM_COLS) = a block of A (rows,depth) times a panel of B (depth,GEMM_COLS). GEMM_M rows at most
+// What multiplies a block of A (rows,depth), of at most GEMM_M rows, with a panel of B (depth,GEMM_COLS)
 typedef struct {
     int rows, depth;
-    real *out;  // element (i,j) is out[i * row + j]
+    real *out;  // (rows,GEMM_COLS) of C, or of a buffer: element (i,j) is out[i * row + j]
     size_t row;
     const real *start;  // added after the sum, with the rows of out; NULL: none. May be out
     const real *bias;   // (GEMM_COLS) added to each row; NULL: none
     PackedRows a;
-    real *b;  // (depth,GEMM_COLS)
-    // NULL, or the first tile packs b: unit k of B's columns is at source + k * source_row, and the second row of a
-    // pair `second` reals further
-    const real *source;
-    size_t source_row, second;
-    Prefetch *next_a;  // A of the next block; all panels of a block share it
-    Prefetch next_b;   // the next panel of B
+    real *b;             // (depth,GEMM_COLS)
+    const real *source;  // B's columns in memory, from which the first tile packs b; NULL: b is packed
+    size_t source_row;   // reals from row to row of source; a pair is of two rows
+    Prefetch *next_a;    // A of the next block; all panels of a block share it
+    Prefetch next_b;     // the next panel of B
 } Panel;
 
 // out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias, for the panel's rows from `first` on
 ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_groups, bool pairs) {
-    size_t row = p->row, a_row = p->a.row, source_row = p->source_row, second = p->second;
+    size_t row = p->row, a_row = p->a.row, source_row = p->source_row;
     int depth = p->depth, group = first / GEMM_GROUP * GEMM_GROUP;
     const real *a = p->a.data + (in_groups ? (size_t)(group * depth + first - group) : (size_t)first * a_row);
     const real *a_3 = a + 3 * a_row;  // rows 3 to 5 from a second pointer: with one for each row gcc spills
@@ -338,8 +335,8 @@ ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_
         for (int j = 0; j < GEMM_VECTORS; j++) {
             real *packed = b + k * GEMM_COLS + j * VECTOR_LANES;
             if (packs) {
-                const real *from = source + k * source_row + j * VECTOR_LANES;
-                b_k[j] = units_of_rows(from, from + second, pairs);
+                const real *from = source + k * (pairs ? 2 : 1) * source_row + j * VECTOR_LANES;
+                b_k[j] = units_of_rows(from, from + source_row, pairs);
                 vec_store(packed, b_k[j]);
             } else {
                 b_k[j] = vec_load(packed);
@@ -460,15 +457,14 @@ ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, siz
 // Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it. Prefetches the next panel.
 ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, int width, bool pairs) {
     Matrix b = matrix_from(block->b, (size_t)j, 0);
-    size_t step = pairs ? 2 : 1, units = (size_t)block->depth * step;
     if (block->cols - j >= 2 * GEMM_COLS) {
+        size_t depth = (size_t)block->depth * (pairs ? 2 : 1);
         int tiles = gemm_divide_up(block->rows, GEMM_ROWS);
-        panel->next_b = prefetch_of(matrix_from(b, GEMM_COLS, 0), GEMM_COLS, units, tiles);
+        panel->next_b = prefetch_of(matrix_from(b, GEMM_COLS, 0), GEMM_COLS, depth, tiles);
     }
     if (block->rows >= GEMM_ROWS && gemm_tile_packs(b, width, block->depth, block->K, pairs)) {
         panel->source = (const real *)b.data;
-        panel->source_row = b.col * step;
-        panel->second = b.col;
+        panel->source_row = b.col;
     } else {
         gemm_pack_b(panel->b, b, width, block->depth, block->K, pairs);
     }
@@ -552,7 +548,7 @@ static inline void gemm_part_of_pairs(const Matmul *p, real *memory) { gemm_part
 // rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
 // GEMM_PART_ROWS rows.
 static inline int gemm_part_columns(const Matmul *p, int threads) {
-    int parts = 1, tiles = (int)((p->N + GEMM_COLS - 1) / GEMM_COLS);
+    int parts = 1, tiles = gemm_divide_up((int)p->N, GEMM_COLS);
     for (int cols = 1; cols <= tiles && p->M < GEMM_PART_ROWS * (size_t)(threads / parts); cols++) {
         if (threads % cols == 0) { parts = cols; }
     }

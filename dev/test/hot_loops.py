@@ -9,8 +9,9 @@ gives each instruction its line, and the lines it is inlined into. So a loop is 
 Each compiled copy of a hot loop must have a basic block that reads or writes memory with the widest registers, without
 calls and without scalar arithmetic. The scalar rest of a vector loop is in other blocks, even if the loop is completely
 unrolled. Only instructions of the loop's lines count: a block may hold code of the function around the loop.
-Tiles must have the expected number of multiply-adds in a loop, and spill at most one vector register for 12 of them:
-clang 14 for Zen 3 spills one of 12 sums in the loop that also packs B.
+Tiles must have the expected number of multiply-adds in a loop, or four times as many where gcc unrolls gemm_tile, and
+spill at most one vector register for 12 of them: clang 14 for Zen 3 spills one of 12 sums in the loop that also packs
+B.
 Prints a line per hot loop, and then a line that begins with `trouble:` for each failure.
 """
 import collections

@@ -82,7 +82,7 @@ static const Sizes sizes[] = {
     {13, GEMM_COLS, 4 * GEMM_K + 3},       // with pairs, three blocks of K
     {7, 3, 2 * GEMM_K},
     {2 * GEMM_M, GEMM_AREA_N, GEMM_K},                // A packed in tiles that fill their buffer
-    {GEMM_M + 5, GEMM_AREA_N, GEMM_K + 5},            // and in two blocks of K, with a part of the last tile and vector
+    {GEMM_M + 5, GEMM_AREA_N, GEMM_K + 5},            // the same with two blocks of K and odd ends
     {2 * GEMM_M + 5, GEMM_COLS + 3, 2 * GEMM_K + 7},  // sums of several rows of blocks, and of blocks of K, in a buffer
 };
 
@@ -236,7 +236,7 @@ TEST(test_every_size) {
     free(start);
 }
 
-// With AddressSanitizer: the last tile of A has fewer rows than the others.
+// A's last tile has fewer rows than the others. AddressSanitizer stops a read of the rows that it lacks.
 TEST(test_nothing_beyond_a_is_read) {
     Sizes s = {GEMM_ROWS + 2, GEMM_AREA_N, 64};
     Arrays *arrays = arrays_make();

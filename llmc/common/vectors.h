@@ -1,8 +1,8 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, NEVER_INLINE, UNROLL_ALL, UNROLL_4, vec_load,
-         vec_store, vec_select, vec_max, vec_of, vec_transpose; fast_exp
+defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, CACHE_LINE, ALWAYS_INLINE, NEVER_INLINE, UNROLL_ALL, UNROLL_4,
+         vec_load, vec_store, vec_select, vec_max, vec_of, vec_transpose; fast_exp
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -37,6 +37,8 @@ typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #define VECTOR_LANES (VECTOR_BYTES / 4)
 typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #endif
+
+enum { CACHE_LINE = 64 };  // bytes
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real UnalignedVec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
