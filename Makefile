@@ -144,6 +144,6 @@ help: ## build: this list
 	@for group in build install train test bench check; do \
 		echo "$$group"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1|/p" \
 		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
-	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
+	@sed -n '2,3s/^#  /options:/p' Makefile
 
 .PHONY: all clean train format format-check lint help

@@ -1,19 +1,20 @@
 /*
 The GEMM of the CPU backend, in C with vector registers.
-  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), times gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
-Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums have the type real, and
-run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
+  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N);  C *= gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
+Operands are strided views, so a transpose swaps two strides. A and B are float, double or bf16. Sums have the type
+real, and run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
 gelu'(gelu_pre), and rounded again.
-Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns. A block stays in the L2
-cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k, columns and rows
-(gemm_block), a block panel by panel (gemm_panel), and a panel tile by tile. Read gemm_tile first: it multiplies
-GEMM_ROWS rows of A with a panel, in registers.
+Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns. A block (384 KB) should
+stay in the L2 cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k,
+columns and rows (gemm_block), a block panel by panel (gemm_panel), and a panel tile by tile. Read gemm_tile first: it
+multiplies GEMM_ROWS rows of A with a panel, in registers.
 Most operands of a training step are not in the cache. So each tile prefetches its part of C, and a little of the A and
 B that later tiles read.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
 multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
 A sum does not depend on the number of threads.
-Source      packing and loops: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008
+Source      packing and loops: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008, with the
+            roles of A and B exchanged
 defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_ROWS, GEMM_COLS
 */
 #pragma once
@@ -23,6 +24,7 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include "llmc/gelu_cpu.h"
 #include "llmc/gradient_cpu.h"
 #include "llmc/ops.h"
+#include <assert.h>
 #include <float.h>
 #include <omp.h>
 
@@ -81,14 +83,17 @@ enum {
     GEMM_ROWS = 6,
     GEMM_COLS = (int)GEMM_VECTORS * (int)VECTOR_LANES,
     GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
-    GEMM_AREA_N = 768,       // columns of an area, if C holds the sums; it and GEMM_N are multiples of GEMM_COLS
+    GEMM_AREA_N = 768,       // columns of an area, if C holds the sums
     GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
     GEMM_PART_ROWS = 192,    // a thread packs B for this many rows or more, if it can
-    // Contiguous rows of A are copied into tiles if GEMM_PACK_N columns or more are multiplied with them: for fewer the
-    // copy costs more than it saves. A vector must hold the rows of a tile. With AVX-512 the copy never paid
+    // Contiguous rows of A are copied into tiles if the thread's part of C has GEMM_PACK_N columns or more: for fewer
+    // the copy costs more than it saves. A vector must hold the rows of a tile. With AVX-512 the copy never paid
     GEMM_PACKS_TILES = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS,
     GEMM_PACK_N = 640
 };
+static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0, "areas and blocks of B have whole panels");
+static_assert((int)GEMM_GROUP % GEMM_ROWS == 0 && (int)GEMM_M % GEMM_GROUP == 0 && GEMM_SUMS_M % GEMM_M == 0,
+              "groups of A have whole tiles, and blocks of A whole groups");
 
 // ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
 // bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to
@@ -114,26 +119,26 @@ static inline real matrix_unit(Matrix operand, size_t row, size_t unit, size_t K
     return bits_to_float(low | high << 16);
 }
 
-// units_of_rows: the same unit of VECTOR_LANES neighbouring rows, from the reals at `first` and, with pairs, `second`.
-// units_of_row: VECTOR_LANES neighbouring units of one row, from the reals at `first`.
+// units_across_rows: the same unit of VECTOR_LANES neighbouring rows, from the reals at `first` and, with pairs,
+// `second`. units_along_row: VECTOR_LANES neighbouring units of one row, from the reals at `first`.
 #if GEMM_HAS_BF16
-ALWAYS_INLINE vec units_of_rows(const real *first, const real *second, bool pairs) {
+ALWAYS_INLINE vec units_across_rows(const real *first, const real *second, bool pairs) {
     if (!pairs) { return vec_load(first); }
     const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                                                  22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
     return (vec)_mm512_permutexvar_epi16(interleaved, (__m512i)both);
 }
-ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
+ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
     if (!pairs) { return vec_load(first); }
     return (vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(first + VECTOR_LANES), _mm512_loadu_ps(first));
 }
 #else
-ALWAYS_INLINE vec units_of_rows(const real *first, const real *second, bool pairs) {
+ALWAYS_INLINE vec units_across_rows(const real *first, const real *second, bool pairs) {
     (void)second, (void)pairs;
     return vec_load(first);
 }
-ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
+ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
     (void)pairs;
     return vec_load(first);
 }
@@ -148,7 +153,7 @@ ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int ro
         UNROLL_ALL
         for (int i = 0; i < VECTOR_LANES; i++) {
             size_t from = i < rows ? (size_t)i * operand.row : 0;
-            row[i] = units_of_row((const real *)operand.data + from + (size_t)k * step, pairs);
+            row[i] = units_along_row((const real *)operand.data + from + (size_t)k * step, pairs);
         }
         vec_transpose(row);
         UNROLL_ALL
@@ -213,7 +218,7 @@ ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int 
             i = rows;
         } else if (vectors && (size_t)(k + 1) * step <= K) {
             for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
-                vec_store(buffer + i, units_of_rows(first + i, first + operand.col + i, pairs));
+                vec_store(buffer + i, units_across_rows(first + i, first + operand.col + i, pairs));
             }
         }
         for (; i < rows; i++) { buffer[i] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
@@ -232,7 +237,7 @@ ALWAYS_INLINE void gemm_pack_row_pairs(real *packed, Matrix operand, int rows, i
         real *to = packed + (size_t)i * depth;
         int k = 0;
         for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-            vec_store(to + k, units_of_row(row + 2 * (size_t)k, true));
+            vec_store(to + k, units_along_row(row + 2 * (size_t)k, true));
         }
         for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, true); }
     }
@@ -293,13 +298,13 @@ ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
     return sum + a * b;
 }
 
-// What multiplies a block of A (rows,depth), of at most GEMM_M rows, with a panel of B (depth,GEMM_COLS)
+// The arguments of gemm_panel: a block of A (rows,depth), of at most GEMM_M rows, times a panel of B (depth,GEMM_COLS)
 typedef struct {
     int rows, depth;
     real *out;  // (rows,GEMM_COLS) of C, or of a buffer: element (i,j) is out[i * row + j]
     size_t row;
-    const real *start;  // added after the sum, with the rows of out; NULL: none. May be out
-    const real *bias;   // (GEMM_COLS) added to each row; NULL: none
+    const real *addend;  // (rows,GEMM_COLS) added to the sums, with out's row stride; NULL: none. May be out
+    const real *bias;    // (GEMM_COLS) added to each row; NULL: none
     PackedRows a;
     real *b;             // (depth,GEMM_COLS)
     const real *source;  // B's columns in memory, from which the first tile packs b; NULL: b is packed
@@ -308,13 +313,13 @@ typedef struct {
     Prefetch next_b;     // the next panel of B
 } Panel;
 
-// out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias, for the panel's rows from `first` on
+// out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + addend + bias, for the panel's rows from `first` on
 ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_groups, bool pairs) {
     size_t row = p->row, a_row = p->a.row, source_row = p->source_row;
     int depth = p->depth, group = first / GEMM_GROUP * GEMM_GROUP;
     const real *a = p->a.data + (in_groups ? (size_t)(group * depth + first - group) : (size_t)first * a_row);
     const real *a_3 = a + 3 * a_row;  // rows 3 to 5 from a second pointer: with one for each row gcc spills
-    const real *source = p->source, *start = p->start ? p->start + (size_t)first * row : NULL;
+    const real *source = p->source, *addend = p->addend ? p->addend + (size_t)first * row : NULL;
     real *out = p->out + (size_t)first * row, *b = p->b;
     vec sum[GEMM_ROWS][GEMM_VECTORS];
     prefetch(&p->next_b);
@@ -336,7 +341,7 @@ ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_
             real *packed = b + k * GEMM_COLS + j * VECTOR_LANES;
             if (packs) {
                 const real *from = source + k * (pairs ? 2 : 1) * source_row + j * VECTOR_LANES;
-                b_k[j] = units_of_rows(from, from + source_row, pairs);
+                b_k[j] = units_across_rows(from, from + source_row, pairs);
                 vec_store(packed, b_k[j]);
             } else {
                 b_k[j] = vec_load(packed);
@@ -354,15 +359,15 @@ ALWAYS_INLINE void gemm_tile(Panel *p, int first, int rows, bool packs, bool in_
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) {
             size_t at = i * row + j * VECTOR_LANES;
-            if (start) { sum[i][j] += vec_load(start + at); }
+            if (addend) { sum[i][j] += vec_load(addend + at); }
             if (p->bias) { sum[i][j] += vec_load(p->bias + j * VECTOR_LANES); }
             vec_store(out + at, sum[i][j]);
         }
     }
 }
 
-// The panel's tiles: an instance of the loops for each number of registers. If the first tile packs, it has GEMM_ROWS
-// rows.
+// The panel's tiles: an instance for each number of rows, so that the sums stay in registers. If the first tile packs,
+// it has GEMM_ROWS rows.
 ALWAYS_INLINE void gemm_tiles(Panel p, bool in_groups, bool pairs) {
     int i = 0;
     if (p.source) {
@@ -433,7 +438,7 @@ typedef struct {
     size_t i, j;
     int rows, cols, depth;
     bool first, last;  // of C's blocks of k
-    bool packs;        // B is not packed yet
+    bool pack_b;       // B is not packed yet
     PackedRows a;
     Matrix b;        // transposed
     real *packed_b;  // (depth,cols), panel by panel
@@ -446,9 +451,9 @@ typedef struct {
 ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, size_t j) {
     size_t at = block->i * p->c.row + j;
     real *c = (real *)p->c.data + at;
-    Panel panel = {.out = c, .row = p->c.row, .start = c};
+    Panel panel = {.out = c, .row = p->c.row, .addend = c};
     if (block->first) {
-        if (!p->accumulate) { panel.start = p->residual ? (const real *)p->residual + at : NULL; }
+        if (!p->accumulate) { panel.addend = p->residual ? (const real *)p->residual + at : NULL; }
         panel.bias = p->bias ? (const real *)p->bias + j : NULL;
     }
     return panel;
@@ -476,14 +481,14 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
         int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
         bool in_c = gemm_sums_in_c(p) && width == GEMM_COLS;
         real *sums = block.sums + j;
-        Panel panel = {.out = sums, .row = GEMM_N, .start = block.first ? NULL : sums};
+        Panel panel = {.out = sums, .row = GEMM_N, .addend = block.first ? NULL : sums};
         if (in_c) { panel = gemm_panel_in_c(p, &block, block.j + j); }
         panel.rows = block.rows;
         panel.depth = block.depth;
         panel.a = block.a;
         panel.b = block.packed_b + j * block.depth;
         panel.next_a = &block.next_a;
-        if (block.packs) { gemm_pack_panel(&panel, &block, j, width, pairs); }
+        if (block.pack_b) { gemm_pack_panel(&panel, &block, j, width, pairs); }
         gemm_panel(&panel, pairs);
         for (int i = 0; block.last && !in_c && i < block.rows; i++) {
             gemm_store(p, sums + i * GEMM_N, block.i + i, block.j + j, width);
@@ -512,12 +517,13 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
                                    .depth = depth,
                                    .first = k0 == 0,
                                    .last = k0 + depth == units,
-                                   .packs = i == m0,
+                                   .pack_b = i == m0,
                                    .a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, K, p->N, pairs),
                                    .b = transposed(matrix_from(p->b, k, j)),
                                    .packed_b = memory + GEMM_B,
                                    .K = K,
                                    .sums = memory + GEMM_SUMS + (i - m0) * GEMM_N};
+                // the next block may reach beyond A: a prefetch does not fault
                 bool more_rows = m1 - i > GEMM_M, same_k = more_rows || n1 - j > (size_t)most_cols;
                 Matrix next = matrix_from(p->a, more_rows ? i + GEMM_M : m0, same_k ? k : next_k);
                 if (same_k || next_k < p->K) { block.next_a = prefetch_of(next, GEMM_M, step * depth, tiles); }
@@ -527,8 +533,8 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
     }
 }
 
-// If C holds the sums, an area is GEMM_AREA_N columns wide, so that it stays in the cache while all blocks of K are
-// added. Otherwise an area is as large as the buffer of sums.
+// If C holds the sums, an area is GEMM_AREA_N columns wide, so that more of it stays in the cache from one block of K to
+// the next; fewer rows gain nothing. Otherwise an area is as large as the buffer of sums.
 ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
     size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
@@ -544,12 +550,12 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
 static inline void gemm_part_of_reals(const Matmul *p, real *memory) { gemm_part(p, memory, false); }
 static inline void gemm_part_of_pairs(const Matmul *p, real *memory) { gemm_part(p, memory, true); }
 
-// C is divided into threads / cols x cols parts; returns cols. If rows are divided, each thread packs all of B, and its
-// rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
+// C is divided into (threads / cols) x cols parts; returns cols. If rows are divided, each thread packs all of B, and
+// its rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
 // GEMM_PART_ROWS rows.
 static inline int gemm_part_columns(const Matmul *p, int threads) {
-    int parts = 1, tiles = gemm_divide_up((int)p->N, GEMM_COLS);
-    for (int cols = 1; cols <= tiles && p->M < GEMM_PART_ROWS * (size_t)(threads / parts); cols++) {
+    int parts = 1, panels = gemm_divide_up((int)p->N, GEMM_COLS);
+    for (int cols = 1; cols <= panels && p->M < GEMM_PART_ROWS * (size_t)(threads / parts); cols++) {
         if (threads % cols == 0) { parts = cols; }
     }
     return parts;

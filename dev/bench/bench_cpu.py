@@ -361,7 +361,8 @@ def version_of_torch():
 def head(build, torch_version, rounds, load):
     name = cpu("Model name") or platform.machine()
     blas = " ".join(re.findall(r"OpenBLAS [\d.]+|(?<=NO_AFFINITY )\w+", build["openblas"])) or "none"
-    return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `make bench-cpu`, rounds in which "
+    command = "make bench-cpu" + " MARCH=x86-64-v3" * held_to_avx2()
+    return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `{command}`, rounds in which "
             f"the programs take turns: {rounds}; load average at the start {load:.1f}",
             f"- CPU: {name} ({cpu('Vendor ID')}, family {cpu('CPU family')}, model {cpu('Model')}), {cores()} cores; "
             f"our vectors: {build['vectors']}",
