@@ -91,9 +91,9 @@ enum {
     GEMM_PACKS_TILES = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS,
     GEMM_PACK_N = 640
 };
-static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0, "areas and blocks of B have whole panels");
-static_assert((int)GEMM_GROUP % GEMM_ROWS == 0 && (int)GEMM_M % GEMM_GROUP == 0 && GEMM_SUMS_M % GEMM_M == 0,
-              "groups of A have whole tiles, and blocks of A whole groups");
+static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0 && (int)GEMM_GROUP % GEMM_ROWS == 0 &&
+                  (int)GEMM_M % GEMM_GROUP == 0 && GEMM_SUMS_M % GEMM_M == 0,
+              "whole panels, tiles, groups and blocks");
 
 // ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
 // bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to
@@ -121,28 +121,25 @@ static inline real matrix_unit(Matrix operand, size_t row, size_t unit, size_t K
 
 // units_across_rows: the same unit of VECTOR_LANES neighbouring rows, from the reals at `first` and, with pairs,
 // `second`. units_along_row: VECTOR_LANES neighbouring units of one row, from the reals at `first`.
+ALWAYS_INLINE vec units_across_rows(const real *first, const real *second, bool pairs) {
 #if GEMM_HAS_BF16
-ALWAYS_INLINE vec units_across_rows(const real *first, const real *second, bool pairs) {
-    if (!pairs) { return vec_load(first); }
-    const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
-                                                 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
-    return (vec)_mm512_permutexvar_epi16(interleaved, (__m512i)both);
-}
-ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
-    if (!pairs) { return vec_load(first); }
-    return (vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(first + VECTOR_LANES), _mm512_loadu_ps(first));
-}
-#else
-ALWAYS_INLINE vec units_across_rows(const real *first, const real *second, bool pairs) {
+    if (pairs) {
+        const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                                     7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
+        return (vec)_mm512_permutexvar_epi16(interleaved, (__m512i)both);
+    }
+#endif
     (void)second, (void)pairs;
     return vec_load(first);
 }
 ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
+#if GEMM_HAS_BF16
+    if (pairs) { return (vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(first + VECTOR_LANES), _mm512_loadu_ps(first)); }
+#endif
     (void)pairs;
     return vec_load(first);
 }
-#endif
 
 // packed[k * width + i] = unit k of row i, for VECTOR_LANES rows of contiguous reals. If there are fewer `rows`, row 0
 // stands in for the others. Returns the number of units packed: as many as fill whole vectors.
@@ -533,8 +530,8 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
     }
 }
 
-// If C holds the sums, an area is GEMM_AREA_N columns wide, so that more of it stays in the cache from one block of K to
-// the next; fewer rows gain nothing. Otherwise an area is as large as the buffer of sums.
+// If C holds the sums, an area is GEMM_AREA_N columns wide, so that more of it stays in the cache from one block of k
+// to the next; fewer rows gain nothing. Otherwise an area is as large as the buffer of sums.
 ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
     size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
@@ -545,10 +542,6 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
         }
     }
 }
-
-// a function for each case, so that profiles and disassemblies name them
-static inline void gemm_part_of_reals(const Matmul *p, real *memory) { gemm_part(p, memory, false); }
-static inline void gemm_part_of_pairs(const Matmul *p, real *memory) { gemm_part(p, memory, true); }
 
 // C is divided into (threads / cols) x cols parts; returns cols. If rows are divided, each thread packs all of B, and
 // its rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
@@ -587,9 +580,9 @@ static inline void gemm(const Matmul *p) {
         part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
         part.gelu = p->gelu ? p->gelu + at : NULL;
         if (GEMM_HAS_BF16 && p->bf16_inputs) {
-            gemm_part_of_pairs(&part, memory);
+            gemm_part(&part, memory, true);
         } else {
-            gemm_part_of_reals(&part, memory);
+            gemm_part(&part, memory, false);
         }
     }
     free(memory);
