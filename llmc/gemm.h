@@ -579,7 +579,7 @@ static inline void gemm(const Matmul *p) {
         part.residual = p->residual ? p->residual + at : NULL;
         part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
         part.gelu = p->gelu ? p->gelu + at : NULL;
-        if (GEMM_HAS_BF16 && p->bf16_inputs) {
+        if (GEMM_HAS_BF16 && p->bf16_inputs) {  // two inlined copies: `pairs` is a constant in each
             gemm_part(&part, memory, true);
         } else {
             gemm_part(&part, memory, false);
