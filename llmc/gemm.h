@@ -2,12 +2,12 @@
 The GEMM of the CPU backend, in C with vector registers.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N);  C *= gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
 Operands are strided views, so a transpose swaps two strides. A and B are float, double or bf16. Sums have the type
-real, and run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
-gelu'(gelu_pre), and rounded again.
-Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns. A block (384 KB) should
-stay in the L2 cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k,
-columns and rows (gemm_block), a block panel by panel (gemm_panel), and a panel tile by tile. Read gemm_tile first: it
-multiplies GEMM_ROWS rows of A with a panel, in registers.
+real, and run over k in order, in blocks of GEMM_K. C is rounded once, with gelu_pre again after the product.
+  part   of C: one thread computes it (gemm_part)
+  area   of a part: GEMM_AREA_N columns, or what the buffer of sums holds (gemm_area)
+  block  of an area: GEMM_M rows, GEMM_K of k, GEMM_N columns or more (gemm_block); its B, 384 KB, stays in the L2 cache
+  panel  of a block: GEMM_COLS columns (gemm_panel)
+  tile   of a panel: GEMM_ROWS rows, with sums in registers (gemm_tile; read it first)
 Most operands of a training step are not in the cache. So each tile prefetches its part of C, and a little of the A and
 B that later tiles read.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
@@ -56,8 +56,8 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
 
-// A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's. In the forward, M is the number of
-// rows of the micro-batch, N is OC, and K is C. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
+// A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's: in the forward the micro-batch's rows,
+// the output channels and the input channels. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
 typedef struct {
     Matrix c, a, b;          // C: real or bf16; floatX if gelu or gelu_pre is set. A row is contiguous
     const floatX *bias;      // NULL: none; the same for the next three
@@ -91,13 +91,13 @@ enum {
     GEMM_PACKS_TILES = (int)GEMM_GROUP == GEMM_ROWS && VECTOR_LANES >= GEMM_ROWS,
     GEMM_PACK_N = 640
 };
-static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0 && (int)GEMM_GROUP % GEMM_ROWS == 0 &&
-                  (int)GEMM_M % GEMM_GROUP == 0 && GEMM_SUMS_M % GEMM_M == 0,
-              "whole panels, tiles, groups and blocks");
+static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0, "whole panels");
+static_assert((int)GEMM_GROUP % GEMM_ROWS == 0 && (int)GEMM_M % GEMM_GROUP == 0, "whole tiles and groups");
+static_assert(GEMM_ROWS <= 6, "gemm_tile has instances for 1 to 6 rows");
 
-// ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
-// bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to
-// pack, and `K` the number of elements from the operand's first column to the last column of the whole matrix.
+// ---- packing. A unit is one element of A or B or, with `pairs`, two at neighbouring k, as two bf16 in one float.
+// `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to pack, and `K`
+// the number of elements from the operand's first column to the last one of the matrix.
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -417,15 +417,15 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 
 // ---- one thread's part
 
-// A thread's memory: packed A (GEMM_M,GEMM_K), and what gemm_pack_tiles writes beyond it; packed B (GEMM_K,GEMM_N), or
-// (depth,cols) of no more elements; and sums (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
+// A thread's memory: packed A (GEMM_M,GEMM_K); packed B (GEMM_K,GEMM_N), or (depth,cols) of no more elements; and sums
+// (GEMM_SUMS_M,GEMM_N) over the blocks of K so far, if C cannot hold them.
 enum {
     GEMM_B = (int)GEMM_M * (int)GEMM_K + 16,  // + 16: what gemm_pack_tiles writes beyond A; B stays aligned to 64 bytes
     GEMM_SUMS = GEMM_B + (int)GEMM_K * (int)GEMM_N,
     GEMM_MEMORY = GEMM_SUMS + (int)GEMM_SUMS_M * (int)GEMM_N
 };
 
-// Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.
+// True if the sums of C's whole panels stay in C from block to block of k: C, bias and residual are real.
 static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
@@ -472,7 +472,7 @@ ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, 
     }
 }
 
-// C's block = or += A B
+// Adds A B to the block's sums. Bias and residual are added with the first k to sums in C, with the last to others.
 ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
     for (int j = 0; j < block.cols; j += GEMM_COLS) {
         int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
@@ -531,7 +531,7 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
 }
 
 // If C holds the sums, an area is GEMM_AREA_N columns wide, so that more of it stays in the cache from one block of k
-// to the next; fewer rows gain nothing. Otherwise an area is as large as the buffer of sums.
+// to the next; limiting its rows too gains nothing. Otherwise an area is as large as the buffer of sums.
 ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
     size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
