@@ -71,7 +71,7 @@ points() { equal "$(cat "$2"* | sed -nE 's/^\[([0-9]+),.*"train\/loss": ([0-9.]+
 # appears TEXT PATH: silent once a file that begins with PATH has the text
 appears() {
     for _ in {1..300}; do
-        cat "$2"* 2>/dev/null | grep -qF -- "$1" && return
+        cat "$2"* 2>/dev/null | grep -F -- "$1" >/dev/null && return
         sleep 0.1
     done
     echo "no '$1' in $(basename "$2") after 30 s"
