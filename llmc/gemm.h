@@ -28,7 +28,7 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include <float.h>
 #include <omp.h>
 
-// not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
+// 1: one instruction multiplies pairs of bf16. 0 under nvcc, whose versions 12.4 to 12.6 cannot read gcc 13's header
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__CUDACC__) && !defined(PRECISION_BF16) &&            \
     !defined(PRECISION_FP64)
 #include <immintrin.h>
@@ -95,9 +95,15 @@ static_assert((int)GEMM_N % GEMM_COLS == 0 && GEMM_AREA_N % GEMM_COLS == 0, "who
 static_assert((int)GEMM_GROUP % GEMM_ROWS == 0 && (int)GEMM_M % GEMM_GROUP == 0, "whole tiles and groups");
 static_assert(GEMM_ROWS <= 6, "gemm_tile has instances for 1 to 6 rows");
 
+// count / size, rounded up
+static inline int gemm_divide_up(int count, int size) { return (count + size - 1) / size; }
+
+// the size of the next block, where `left` is left
+static inline int gemm_up_to(int size, size_t left) { return left < (size_t)size ? (int)left : size; }
+
 // ---- packing. A unit is one element of A or B or, with `pairs`, two at neighbouring k, as two bf16 in one float.
-// `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to pack, and `K`
-// the number of elements from the operand's first column to the last one of the matrix.
+// `operand` is A (M,K) or the transpose of B (N,K): k is its column. Units [0, depth) are packed. The first `whole` of
+// them are whole: if K is odd, the last pair has one element, and 0.
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -111,11 +117,12 @@ static inline real matrix_element(Matrix m, size_t i, size_t j) {
 // x rounded to bf16, as AVX512-BF16 does it: a subnormal x is 0
 static inline bf16 bf16_input(real x) { return float_to_bf16(fabsf((float)x) < FLT_MIN ? 0 : (float)x); }
 
-// unit `unit` of a row; the last pair of an odd K has a second element of 0
-static inline real matrix_unit(Matrix operand, size_t row, size_t unit, size_t K, bool pairs) {
-    if (!pairs) { return matrix_element(operand, row, unit); }
-    uint32_t low = bf16_input(matrix_element(operand, row, 2 * unit)).bits;
-    uint32_t high = 2 * unit + 1 < K ? bf16_input(matrix_element(operand, row, 2 * unit + 1)).bits : 0;
+// unit k of row i
+static inline real matrix_unit(Matrix operand, int i, int k, int whole, bool pairs) {
+    size_t row = (size_t)i, col = (size_t)k;
+    if (!pairs) { return matrix_element(operand, row, col); }
+    uint32_t low = bf16_input(matrix_element(operand, row, 2 * col)).bits;
+    uint32_t high = k < whole ? bf16_input(matrix_element(operand, row, 2 * col + 1)).bits : 0;
     return bits_to_float(low | high << 16);
 }
 
@@ -143,9 +150,9 @@ ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
 
 // packed[k * width + i] = unit k of row i, for VECTOR_LANES rows of contiguous reals. If there are fewer `rows`, row 0
 // stands in for the others. Returns the number of units packed: as many as fill whole vectors.
-ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int rows, int depth, size_t K, bool pairs) {
+ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int rows, int whole, bool pairs) {
     int step = pairs ? 2 : 1, k = 0;
-    for (; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+    for (; k + VECTOR_LANES <= whole; k += VECTOR_LANES) {
         vec row[VECTOR_LANES];
         UNROLL_ALL
         for (int i = 0; i < VECTOR_LANES; i++) {
@@ -159,33 +166,28 @@ ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int ro
     return k;
 }
 
-// True if the first tile of a panel can pack it: neighbouring columns are contiguous reals, and the last pair of
-// `depth` units does not reach beyond K
-ALWAYS_INLINE bool gemm_tile_packs(Matrix operand, int columns, int depth, size_t K, bool pairs) {
-    return columns == GEMM_COLS && operand.row == 1 && operand.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
-}
-
 // packed (depth,GEMM_COLS) = units [0, depth) of `columns` columns of B, which are rows of operand; 0 in other columns
-ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int depth, size_t K, bool pairs) {
+ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int depth, int whole, bool pairs) {
     int k = 0;
     if (columns == GEMM_COLS && operand.dtype == DT_REAL && operand.col == 1) {
         for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
             Matrix rows = matrix_from(operand, (size_t)j, 0);
-            k = gemm_pack_rows(packed + j, GEMM_COLS, rows, VECTOR_LANES, depth, K, pairs);
+            k = gemm_pack_rows(packed + j, GEMM_COLS, rows, VECTOR_LANES, whole, pairs);
         }
     }
     for (; k < depth; k++) {
         for (int j = 0; j < GEMM_COLS; j++) {
-            packed[k * GEMM_COLS + j] = j < columns ? matrix_unit(operand, (size_t)j, (size_t)k, K, pairs) : 0;
+            packed[k * GEMM_COLS + j] = j < columns ? matrix_unit(operand, j, k, whole, pairs) : 0;
         }
     }
 }
 
-// Units of A. In rows, unit k of row i is data[i * row + k]. In groups of GEMM_GROUP rows, row is 0 and the unit is
+// Units of A. Unit k of row i is data[i * row + k] or, in groups of GEMM_GROUP rows,
 // data[(i / GEMM_GROUP * depth + k) * GEMM_GROUP + i % GEMM_GROUP].
 typedef struct {
     const real *data;
     size_t row;
+    bool in_groups;
 } PackedRows;
 
 // packed = units [0, depth) of `rows` contiguous rows of A, in groups of a tile. A vector has more lanes than a tile
@@ -193,9 +195,9 @@ typedef struct {
 ALWAYS_INLINE void gemm_pack_tiles(real *packed, Matrix operand, int rows, int depth) {
     for (int i = 0; i < rows; i += GEMM_ROWS) {
         Matrix tile = matrix_from(operand, (size_t)i, 0);
-        int height = rows - i < GEMM_ROWS ? rows - i : (int)GEMM_ROWS;
+        int height = gemm_up_to(GEMM_ROWS, (size_t)(rows - i));
         real *to = packed + i * depth;
-        int k = gemm_pack_rows(to, GEMM_ROWS, tile, height, depth, (size_t)depth, false);
+        int k = gemm_pack_rows(to, GEMM_ROWS, tile, height, depth, false);
         for (; k < depth; k++) {
             for (int r = 0; r < height; r++) { to[k * GEMM_ROWS + r] = matrix_element(tile, (size_t)r, (size_t)k); }
         }
@@ -203,7 +205,7 @@ ALWAYS_INLINE void gemm_pack_tiles(real *packed, Matrix operand, int rows, int d
 }
 
 // packed = units [0, depth) of `rows` rows of A of any strides, in groups
-ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int depth, size_t K, bool pairs) {
+ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int depth, int whole, bool pairs) {
     bool vectors = operand.dtype == DT_REAL && operand.row == 1;
     int step = pairs ? 2 : 1;
     for (int k = 0; k < depth; k++) {
@@ -213,12 +215,12 @@ ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int 
         if (vectors && !pairs) {
             units = first;
             i = rows;
-        } else if (vectors && (size_t)(k + 1) * step <= K) {
+        } else if (vectors && k < whole) {
             for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
                 vec_store(buffer + i, units_across_rows(first + i, first + operand.col + i, pairs));
             }
         }
-        for (; i < rows; i++) { buffer[i] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
+        for (; i < rows; i++) { buffer[i] = matrix_unit(operand, i, k, whole, pairs); }
         real *to = packed + k * GEMM_GROUP;
         for (; g + GEMM_GROUP <= rows; g += GEMM_GROUP) {  // the constant size becomes a few moves
             memcpy(to + g * depth, units + g, GEMM_GROUP * sizeof(real));
@@ -228,38 +230,35 @@ ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int 
 }
 
 // packed (rows,depth) = pairs [0, depth) of `rows` contiguous rows of A
-ALWAYS_INLINE void gemm_pack_row_pairs(real *packed, Matrix operand, int rows, int depth, size_t K) {
+ALWAYS_INLINE void gemm_pack_row_pairs(real *packed, Matrix operand, int rows, int depth, int whole) {
     for (int i = 0; i < rows; i++) {
         const real *row = (const real *)operand.data + (size_t)i * operand.row;
         real *to = packed + (size_t)i * depth;
         int k = 0;
-        for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+        for (; k + VECTOR_LANES <= whole; k += VECTOR_LANES) {
             vec_store(to + k, units_along_row(row + 2 * (size_t)k, true));
         }
-        for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, true); }
+        for (; k < depth; k++) { to[k] = matrix_unit(operand, i, k, whole, true); }
     }
 }
 
 // Packs units [0, depth) of `rows` rows of A, unless A can be read where it is. N: columns of the thread's part of C
-ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, size_t N,
+ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, int whole, size_t N,
                                      bool pairs) {
-    PackedRows in_groups = {packed, 0}, by_rows = {packed, (size_t)depth};
-    PackedRows in_place = {(const real *)operand.data, operand.row};
+    PackedRows in_groups = {packed, 0, true}, in_rows = {packed, (size_t)depth, false};
+    PackedRows in_place = {(const real *)operand.data, operand.row, false};
     if (operand.dtype != DT_REAL || operand.col != 1) {
-        gemm_pack_groups(packed, operand, rows, depth, K, pairs);
+        gemm_pack_groups(packed, operand, rows, depth, whole, pairs);
         return in_groups;
     }
     if (pairs) {
-        gemm_pack_row_pairs(packed, operand, rows, depth, K);
-        return by_rows;
+        gemm_pack_row_pairs(packed, operand, rows, depth, whole);
+        return in_rows;
     }
     if (!GEMM_PACKS_TILES || N < GEMM_PACK_N) { return in_place; }
     gemm_pack_tiles(packed, operand, rows, depth);
     return in_groups;
 }
-
-// count / size, rounded up
-static inline int gemm_divide_up(int count, int size) { return (count + size - 1) / size; }
 
 // ---- prefetching into the L2 cache, a few rows at a time
 
@@ -389,7 +388,7 @@ NEVER_INLINE void gemm_panel_of_row_pairs(const Panel *p) { gemm_tiles(*p, false
 NEVER_INLINE void gemm_panel_of_group_pairs(const Panel *p) { gemm_tiles(*p, true, true); }
 
 ALWAYS_INLINE void gemm_panel(const Panel *p, bool pairs) {
-    if (p->a.row == 0) {
+    if (p->a.in_groups) {
         pairs ? gemm_panel_of_group_pairs(p) : gemm_panel_of_groups(p);
     } else {
         pairs ? gemm_panel_of_row_pairs(p) : gemm_panel_of_rows(p);
@@ -430,17 +429,16 @@ static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
 
-// Rows [i, i + rows) and columns [j, j + cols) of C, and `depth` units of k.
+// Rows [i, i + rows) and columns [j, j + cols) of C, and `depth` units of k, `whole` of them whole
 typedef struct {
     size_t i, j;
-    int rows, cols, depth;
+    int rows, cols, depth, whole;
     bool first, last;  // of C's blocks of k
     bool pack_b;       // B is not packed yet
     PackedRows a;
-    Matrix b;        // transposed
-    real *packed_b;  // (depth,cols), panel by panel
-    size_t K;        // elements from the block's first k to the last one of the matrix
-    real *sums;      // (rows,GEMM_N) C's sums so far, if C cannot hold them
+    Matrix b;      // transposed
+    real *memory;  // the thread's. At GEMM_B it has packed B (depth,cols), panel by panel
+    size_t sums;   // where it has the sums (rows,GEMM_N) so far, if C cannot hold them
     Prefetch next_a;
 } GemmBlock;
 
@@ -456,7 +454,8 @@ ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, siz
     return panel;
 }
 
-// Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it. Prefetches the next panel.
+// Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it, if neighbouring columns are
+// contiguous reals and all units are whole. Prefetches the next panel.
 ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, int width, bool pairs) {
     Matrix b = matrix_from(block->b, (size_t)j, 0);
     if (block->cols - j >= 2 * GEMM_COLS) {
@@ -464,26 +463,27 @@ ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, 
         int tiles = gemm_divide_up(block->rows, GEMM_ROWS);
         panel->next_b = prefetch_of(matrix_from(b, GEMM_COLS, 0), GEMM_COLS, depth, tiles);
     }
-    if (block->rows >= GEMM_ROWS && gemm_tile_packs(b, width, block->depth, block->K, pairs)) {
+    bool contiguous = width == GEMM_COLS && b.row == 1 && b.dtype == DT_REAL;
+    if (block->rows >= GEMM_ROWS && contiguous && block->whole == block->depth) {
         panel->source = (const real *)b.data;
         panel->source_row = b.col;
     } else {
-        gemm_pack_b(panel->b, b, width, block->depth, block->K, pairs);
+        gemm_pack_b(panel->b, b, width, block->depth, block->whole, pairs);
     }
 }
 
 // Adds A B to the block's sums. Bias and residual are added with the first k to sums in C, with the last to others.
 ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
     for (int j = 0; j < block.cols; j += GEMM_COLS) {
-        int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
+        int width = gemm_up_to(GEMM_COLS, (size_t)(block.cols - j));
         bool in_c = gemm_sums_in_c(p) && width == GEMM_COLS;
-        real *sums = block.sums + j;
+        real *sums = in_c ? NULL : block.memory + block.sums + j;
         Panel panel = {.out = sums, .row = GEMM_N, .addend = block.first ? NULL : sums};
         if (in_c) { panel = gemm_panel_in_c(p, &block, block.j + j); }
         panel.rows = block.rows;
         panel.depth = block.depth;
         panel.a = block.a;
-        panel.b = block.packed_b + j * block.depth;
+        panel.b = block.memory + GEMM_B + j * block.depth;
         panel.next_a = &block.next_a;
         if (block.pack_b) { gemm_pack_panel(&panel, &block, j, width, pairs); }
         gemm_panel(&panel, pairs);
@@ -499,27 +499,27 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
 ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1, size_t n0, size_t n1, bool pairs) {
     size_t step = pairs ? 2 : 1, units = (p->K + step - 1) / step;
     for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
-        int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
-        int most_cols = GEMM_K * GEMM_N / depth / GEMM_COLS * GEMM_COLS;
-        size_t k = step * k0, K = p->K - k, next_k = k + step * depth;
+        int depth = gemm_up_to(GEMM_K, units - k0), most_cols = GEMM_K * GEMM_N / depth / GEMM_COLS * GEMM_COLS;
+        size_t k = step * k0, next_k = k + step * depth;
+        int whole = next_k <= p->K ? depth : depth - 1;
         for (size_t j = n0; j < n1; j += (size_t)most_cols) {
-            int cols = n1 - j < (size_t)most_cols ? (int)(n1 - j) : most_cols;
+            int cols = gemm_up_to(most_cols, n1 - j);
             for (size_t i = m0; i < m1; i += GEMM_M) {
-                int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
+                int rows = gemm_up_to(GEMM_M, m1 - i);
                 int tiles = gemm_divide_up(rows, GEMM_ROWS) * gemm_divide_up(cols, GEMM_COLS);
                 GemmBlock block = {.i = i,
                                    .j = j,
                                    .rows = rows,
                                    .cols = cols,
                                    .depth = depth,
+                                   .whole = whole,
                                    .first = k0 == 0,
                                    .last = k0 + depth == units,
                                    .pack_b = i == m0,
-                                   .a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, K, p->N, pairs),
+                                   .a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, whole, p->N, pairs),
                                    .b = transposed(matrix_from(p->b, k, j)),
-                                   .packed_b = memory + GEMM_B,
-                                   .K = K,
-                                   .sums = memory + GEMM_SUMS + (i - m0) * GEMM_N};
+                                   .memory = memory,
+                                   .sums = GEMM_SUMS + (i - m0) * GEMM_N};
                 // the next block may reach beyond A: a prefetch does not fault
                 bool more_rows = m1 - i > GEMM_M, same_k = more_rows || n1 - j > (size_t)most_cols;
                 Matrix next = matrix_from(p->a, more_rows ? i + GEMM_M : m0, same_k ? k : next_k);
@@ -547,17 +547,17 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
 // its rows of A are in its cache from the operation before. Columns are divided only if a part would have fewer than
 // GEMM_PART_ROWS rows.
 static inline int gemm_part_columns(const Matmul *p, int threads) {
-    int parts = 1, panels = gemm_divide_up((int)p->N, GEMM_COLS);
-    for (int cols = 1; cols <= panels && p->M < GEMM_PART_ROWS * (size_t)(threads / parts); cols++) {
-        if (threads % cols == 0) { parts = cols; }
+    int cols = 1, panels = gemm_divide_up((int)p->N, GEMM_COLS);
+    for (int n = 2; n <= panels && p->M < GEMM_PART_ROWS * (size_t)(threads / cols); n++) {
+        if (threads % n == 0) { cols = n; }
     }
-    return parts;
+    return cols;
 }
 
 // the first element of part `at`, where `count` elements are divided into `parts` parts of whole tiles
 static inline size_t gemm_part_start(size_t count, size_t tile, int at, int parts) {
-    size_t end = (count + tile - 1) / tile * (size_t)at / (size_t)parts * tile;
-    return end < count ? end : count;
+    size_t start = (count + tile - 1) / tile * (size_t)at / (size_t)parts * tile;
+    return start < count ? start : count;
 }
 
 // All threads of a parallel region call gemm, share the work and wait for the end.
