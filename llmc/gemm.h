@@ -28,7 +28,7 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include <float.h>
 #include <omp.h>
 
-// 1: one instruction multiplies pairs of bf16. 0 under nvcc, whose versions 12.4 to 12.6 cannot read gcc 13's header
+// 1: `bf16_inputs` works (fp32, AVX512-BF16). 0 under nvcc, whose versions 12.4 to 12.6 cannot read gcc 13's header
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__CUDACC__) && !defined(PRECISION_BF16) &&            \
     !defined(PRECISION_FP64)
 #include <immintrin.h>
@@ -98,12 +98,12 @@ static_assert(GEMM_ROWS <= 6, "gemm_tile has instances for 1 to 6 rows");
 // count / size, rounded up
 static inline int gemm_divide_up(int count, int size) { return (count + size - 1) / size; }
 
-// the size of the next block, where `left` is left
+// the smaller of size and left: the size of the next block
 static inline int gemm_up_to(int size, size_t left) { return left < (size_t)size ? (int)left : size; }
 
 // ---- packing. A unit is one element of A or B or, with `pairs`, two at neighbouring k, as two bf16 in one float.
-// `operand` is A (M,K) or the transpose of B (N,K): k is its column. Units [0, depth) are packed. The first `whole` of
-// them are whole: if K is odd, the last pair has one element, and 0.
+// `operand` is A (M,K) or the transpose of B (N,K). Unit k begins at column k or, with pairs, 2 k. Units [0, depth) are
+// packed: the first `whole` of them have all their elements; if K is odd, the last pair is an element and 0.
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -149,7 +149,7 @@ ALWAYS_INLINE vec units_along_row(const real *first, bool pairs) {
 }
 
 // packed[k * width + i] = unit k of row i, for VECTOR_LANES rows of contiguous reals. If there are fewer `rows`, row 0
-// stands in for the others. Returns the number of units packed: as many as fill whole vectors.
+// stands in for the others. Returns the number of units packed: as many as fill vectors.
 ALWAYS_INLINE int gemm_pack_rows(real *packed, int width, Matrix operand, int rows, int whole, bool pairs) {
     int step = pairs ? 2 : 1, k = 0;
     for (; k + VECTOR_LANES <= whole; k += VECTOR_LANES) {
@@ -182,7 +182,7 @@ ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int de
     }
 }
 
-// Units of A. Unit k of row i is data[i * row + k] or, in groups of GEMM_GROUP rows,
+// Rows of A, packed or in place. Unit k of row i is data[i * row + k] or, in groups of GEMM_GROUP rows (row is 0),
 // data[(i / GEMM_GROUP * depth + k) * GEMM_GROUP + i % GEMM_GROUP].
 typedef struct {
     const real *data;
@@ -207,10 +207,10 @@ ALWAYS_INLINE void gemm_pack_tiles(real *packed, Matrix operand, int rows, int d
 // packed = units [0, depth) of `rows` rows of A of any strides, in groups
 ALWAYS_INLINE void gemm_pack_groups(real *packed, Matrix operand, int rows, int depth, int whole, bool pairs) {
     bool vectors = operand.dtype == DT_REAL && operand.row == 1;
-    int step = pairs ? 2 : 1;
     for (int k = 0; k < depth; k++) {
         real buffer[GEMM_M];  // unit k of all rows
-        const real *units = buffer, *first = (const real *)operand.data + (size_t)k * step * operand.col;
+        const real *units = buffer, *first = NULL;
+        if (vectors) { first = (const real *)operand.data + (size_t)k * (pairs ? 2 : 1) * operand.col; }
         int i = 0, g = 0;
         if (vectors && !pairs) {
             units = first;
@@ -429,16 +429,16 @@ static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
 
-// Rows [i, i + rows) and columns [j, j + cols) of C, and `depth` units of k, `whole` of them whole
+// Rows [i, i + rows) and columns [j, j + cols) of C, and `depth` units of k, the first `whole` with all their elements
 typedef struct {
     size_t i, j;
     int rows, cols, depth, whole;
     bool first, last;  // of C's blocks of k
     bool pack_b;       // B is not packed yet
     PackedRows a;
-    Matrix b;      // transposed
-    real *memory;  // the thread's. At GEMM_B it has packed B (depth,cols), panel by panel
-    size_t sums;   // where it has the sums (rows,GEMM_N) so far, if C cannot hold them
+    Matrix b;        // transposed
+    real *memory;    // the thread's. At GEMM_B it has packed B (depth,cols), panel by panel
+    size_t sums_at;  // where memory has the sums (rows,GEMM_N) so far; maybe beyond it, if C holds them
     Prefetch next_a;
 } GemmBlock;
 
@@ -454,8 +454,8 @@ ALWAYS_INLINE Panel gemm_panel_in_c(const Matmul *p, const GemmBlock *block, siz
     return panel;
 }
 
-// Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it, if neighbouring columns are
-// contiguous reals and all units are whole. Prefetches the next panel.
+// Packs the panel's B, columns [j, j + width) of the block, or lets the first tile do it, if that reads whole vectors
+// and has GEMM_ROWS rows. Prefetches the next panel.
 ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, int width, bool pairs) {
     Matrix b = matrix_from(block->b, (size_t)j, 0);
     if (block->cols - j >= 2 * GEMM_COLS) {
@@ -463,8 +463,8 @@ ALWAYS_INLINE void gemm_pack_panel(Panel *panel, const GemmBlock *block, int j, 
         int tiles = gemm_divide_up(block->rows, GEMM_ROWS);
         panel->next_b = prefetch_of(matrix_from(b, GEMM_COLS, 0), GEMM_COLS, depth, tiles);
     }
-    bool contiguous = width == GEMM_COLS && b.row == 1 && b.dtype == DT_REAL;
-    if (block->rows >= GEMM_ROWS && contiguous && block->whole == block->depth) {
+    bool vectors = width == GEMM_COLS && b.dtype == DT_REAL && b.row == 1;
+    if (block->rows >= GEMM_ROWS && vectors && block->whole == block->depth) {
         panel->source = (const real *)b.data;
         panel->source_row = b.col;
     } else {
@@ -477,7 +477,7 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
     for (int j = 0; j < block.cols; j += GEMM_COLS) {
         int width = gemm_up_to(GEMM_COLS, (size_t)(block.cols - j));
         bool in_c = gemm_sums_in_c(p) && width == GEMM_COLS;
-        real *sums = in_c ? NULL : block.memory + block.sums + j;
+        real *sums = in_c ? NULL : block.memory + block.sums_at + j;
         Panel panel = {.out = sums, .row = GEMM_N, .addend = block.first ? NULL : sums};
         if (in_c) { panel = gemm_panel_in_c(p, &block, block.j + j); }
         panel.rows = block.rows;
@@ -519,8 +519,8 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
                                    .a = gemm_pack_a(memory, matrix_from(p->a, i, k), rows, depth, whole, p->N, pairs),
                                    .b = transposed(matrix_from(p->b, k, j)),
                                    .memory = memory,
-                                   .sums = GEMM_SUMS + (i - m0) * GEMM_N};
-                // the next block may reach beyond A: a prefetch does not fault
+                                   .sums_at = GEMM_SUMS + (i - m0) * GEMM_N};
+                // next_a may reach beyond A, which has fewer rows: a prefetch does not fault
                 bool more_rows = m1 - i > GEMM_M, same_k = more_rows || n1 - j > (size_t)most_cols;
                 Matrix next = matrix_from(p->a, more_rows ? i + GEMM_M : m0, same_k ? k : next_k);
                 if (same_k || next_k < p->K) { block.next_a = prefetch_of(next, GEMM_M, step * depth, tiles); }
@@ -533,8 +533,8 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, real *memory, size_t m0, size_t m1
 // If C holds the sums, an area is GEMM_AREA_N columns wide, so that more of it stays in the cache from one block of k
 // to the next; limiting its rows too gains nothing. Otherwise an area is as large as the buffer of sums.
 ALWAYS_INLINE void gemm_part(const Matmul *p, real *memory, bool pairs) {
-    bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
-    size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
+    bool all_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
+    size_t rows = all_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = all_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
     for (size_t i = 0; i < p->M; i += rows) {
         for (size_t j = 0; j < p->N; j += cols) {
             size_t end_i = p->M - i < rows ? p->M : i + rows, end_j = p->N - j < cols ? p->N : j + cols;
