@@ -1197,7 +1197,7 @@ static void use_trained(TrainArgs *a, Comm *host) {
     gpt2_load(&model, &source, 0);
     if (a->generate) {
         Generator g = gpt2_generator(&model, a, text.tokenizer);
-        generate_samples(&g, text.prompt, text.prompt_length);
+        generate_samples(&g, text.prompt, text.prompt_length, source.weights.eos);
     } else {
         EvalModel scored = eval_model(&model);
         eval_run(&file, &scored);

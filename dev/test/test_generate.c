@@ -97,7 +97,7 @@ static char *generated(const Generator *g, const int *prompt, size_t length, int
 static char *sampled(const Generator *g, const int *prompt, size_t length) {
     const char *path = temp_path("sampled");
     int saved = redirected(STDOUT_FILENO, path, O_WRONLY | O_CREAT | O_TRUNC);
-    generate_samples(g, prompt, length);
+    generate_samples(g, prompt, length, -1);
     restore(STDOUT_FILENO, saved);
     return content(path);
 }

@@ -70,7 +70,7 @@ Ass' --temperature 0 && cp "$out" from_flag
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
 printf '{"!":0,"a":1}' >vocab.json
 refused "a vocab.json as tokenizer" \
-    "as in GPT-2's tokenizer.json; beside a vocab.json, give the merges.txt" \
+    "vocab.json is a vocabulary without 'merges.txt' next to it" \
     --generate 2 -e bare --prompt b --tokenizer vocab.json
 refused "--generate without weights" "--generate needs trained weights" --generate 2 -e l1h2c16
 refused "--generate without -e" "--generate need a trained model" --generate 2

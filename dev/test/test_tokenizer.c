@@ -27,9 +27,19 @@ static void assert_decodes(const Tokenizer *t, int token, const char *expected, 
     assert_memory_equal(text, expected, bytes);
 }
 
+// tokenizer_encode for a training text
+static size_t encode_text(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
+    TokenizerEncoder e;
+    memset(&e, 0, sizeof e);
+    *tokens = (int *)xmalloc(bytes * sizeof **tokens);
+    size_t count = tokenizer_encode_with(t, &e, text, bytes, *tokens);
+    tokenizer_free_encoder(&e);
+    return count;
+}
+
 static void assert_encodes(const Tokenizer *t, const char *text, size_t bytes, const int *expected, size_t count) {
     int *tokens;
-    assert_int_equal(tokenizer_encode(t, text, bytes, &tokens), count);
+    assert_int_equal(encode_text(t, text, bytes, &tokens), count);
     assert_memory_equal(tokens, expected, count * sizeof *tokens);
     free(tokens);
 }
@@ -37,7 +47,7 @@ static void assert_encodes(const Tokenizer *t, const char *text, size_t bytes, c
 // the decoded tokens, joined, are the text
 static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes) {
     int *tokens;
-    size_t count = tokenizer_encode(t, text, bytes, &tokens), at = 0, length;
+    size_t count = encode_text(t, text, bytes, &tokens), at = 0, length;
     for (size_t i = 0; i < count; i++, at += length) {
         const char *part = tokenizer_decode(t, tokens[i], &length);
         assert_true(length > 0 && at + length <= bytes);
@@ -277,7 +287,7 @@ TEST(test_round_trip) {
     round_trips(&bytes);
     round_trips(&small);
     int *tokens;
-    size_t count = tokenizer_encode(&small, "<|endoftext|>", 13, &tokens);
+    size_t count = encode_text(&small, "<|endoftext|>", 13, &tokens);
     for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not end-of-text
     free(tokens);
     tokenizer_free(&bytes);
@@ -311,7 +321,7 @@ TEST(test_safe_cut) {
         size_t bytes = text_with_boundaries(text, BYTES, seed), at = 0;
         find_pretokens(text, bytes, whole);
         for (size_t most = 1; at + 400 < CUT_BYTES; most = most % 300 + 1) {
-            size_t length = tokenizer_safe_cut(text + at, bytes - at, most);
+            size_t length = tokenizer_safe_cut(NULL, text + at, bytes - at, most);
             assert_true(length > 0 && length < most + 600);
             find_pretokens(text + at, length, parts + at);
             at += length;
@@ -335,7 +345,7 @@ TEST(test_cache) {
     for (int pass = 0; pass < 3; pass++) {
         for (size_t begin = 0; begin < sizeof text; begin++) {
             for (size_t bytes = 1; bytes <= sizeof text - begin; bytes++) {
-                size_t count = tokenizer_encode(&t, text + begin, bytes, &expected);
+                size_t count = encode_text(&t, text + begin, bytes, &expected);
                 assert_int_equal(tokenizer_encode_with(&t, &encoder, text + begin, bytes, found), count);
                 assert_memory_equal(found, expected, count * sizeof *found);
                 free(expected);
@@ -345,7 +355,7 @@ TEST(test_cache) {
     for (uint64_t i = 0; i < 4000; i++) {  // of equal halves, many share an entry
         char word[16];
         for (uint64_t j = 0; j < 16; j++) { word[j] = j / 8 == i % 2 ? 'a' : "abcde"[rng_bits(5, i, j) % 5]; }
-        size_t count = tokenizer_encode(&t, word, 16, &expected);
+        size_t count = encode_text(&t, word, 16, &expected);
         assert_int_equal(tokenizer_encode_with(&t, &encoder, word, 16, found), count);
         assert_memory_equal(found, expected, count * sizeof *found);
         free(expected);
@@ -371,7 +381,7 @@ TEST(test_long_run) {
     memset(text, 'a', BYTES);
     Tokenizer t = small_tokenizer();
     int *tokens;
-    assert_int_equal(tokenizer_encode(&t, text, BYTES, &tokens), BYTES / 4);
+    assert_int_equal(encode_text(&t, text, BYTES, &tokens), BYTES / 4);
     free(tokens);
     tokenizer_free(&t);
     free(text);
@@ -393,7 +403,7 @@ static const struct {
 } BROKEN_MERGES[] = {
     {"", "no merges"},
     {"#version: 0.2\n", "no merges"},
-    {"#version: 0.2\na b\nab", "the last line does not end"},
+    {"#version: 0.2\na b\nab", "line 3: 'ab' joins no two"},
     {"#version: 0.2\na b\nabc\n", "line 3: 'abc' joins no two"},
     {"a b\n\nc d\n", "line 2: '' joins no two"},
     {"a b c\n", "line 1: 'a b c' joins no two"},
@@ -403,13 +413,14 @@ static const struct {
     {"a \n", "line 1: 'a ' joins no two"},
     {"a b\r\r\n", "line 1: 'a b?' joins no two"},
     {"a b\n\r\n", "line 2: '' joins no two"},
-    {"a b\r", "the last line does not end"},
+    {"a b\r", "line 1: 'a b?' joins no two"},
+    {"a b\nb c</w>\n", "line 2: 'b c</w>' has the end-of-word suffix </w> of another BPE"},
     {"a \xC2\xAD\n", "joins no two"},  // U+00AD is written as U+0143
     {"a \xC5\x84\n", "joins no two"},  // U+0144: one past the last
     {"a \xFF\n", "joins no two"},      // not UTF-8
     {"a b\n#version: 0.2\n", "line 2: '#version: 0.2' joins no two"},
     {"a b\na b\n", "line 2: 'a b' joins no two"},               // twice
-    {"a b\nb c\na bc\nab c\n", "line 3: 'a bc' joins no two"},  // "a b" always comes first
+    {"a b\nb c\na bc\nab c\n", "line 4: 'ab c' joins no two"},  // "abc" is there already
     {"ab c\na b\n", "line 1: 'ab c' joins no two"},             // before its half
 };
 
@@ -574,23 +585,46 @@ TEST(test_gpt2) {
     tokenizer_free(&t);
 }
 
-// ---- tokenizer.json
+// ---- vocab.json and tokenizer.json
+
+// The vocabulary of the small tokenizer as JSON, ids `shift` higher, and `more` entries before them.
+static const char *small_vocab_json(const char *more, int shift) {
+    static char json[16384];
+    Tokenizer t = small_tokenizer();
+    char *end = json + sprintf(json, "{%s", more);
+    for (int id = 0; id < t.end_of_text; id++) {
+        char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+        symbol[tokenizer_symbol(&t, id, symbol)] = 0;
+        const char *escape = *symbol == '"' || *symbol == '\\' ? "\\" : "";
+        end += sprintf(end, "%s\"%s%s\":%d", id ? "," : "", escape, symbol, id + shift);
+    }
+    strcpy(end, "}");
+    tokenizer_free(&t);
+    return json;
+}
+
+#define SMALL_LIST "[\"a b\",\"ab c\",\"d e\",\"abc de\",\"a a\",\"\\u0120 a\",\"aa aa\",\"\\u00c3 \\u00a9\"]"
+#define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
+#define SPLIT(PATTERN)                                                                                                 \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" PATTERN                  \
+    "\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"              \
+    "\"use_regex\":false}]}"
+#define TEMPLATE(WORDS) "{\"type\":\"TemplateProcessing\",\"single\":[" WORDS "{\"Sequence\":{\"id\":\"A\"}}]}"
 
 // the parts of a tokenizer.json that differ from the small tokenizer's; NULL: the same
 typedef struct {
-    const char *type, *pre_tokenizer, *normalizer, *merges, *token;
+    const char *type, *pre_tokenizer, *normalizer, *merges, *tokens, *model, *processor, *added;
 } JsonFile;
 
 static const char *write_json_file(const JsonFile *f) {
-    static char text[4096];
+    static char text[32768];
     snprintf(text, sizeof text,
-             "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"model\":{\"type\":\"%s\",\"vocab\":{\"!\":0,"
-             "\"\\u0120\":220,\"ab\":256,\"\\u0120a\":261,%s\"<|endoftext|>\":264},\"merges\":%s}}",
-             f->normalizer ? f->normalizer : "null",
-             f->pre_tokenizer ? f->pre_tokenizer : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
-             f->type ? f->type : "BPE", f->token ? f->token : "",
-             f->merges ? f->merges
-                       : "[\"a b\",\"ab c\",\"d e\",\"abc de\",\"a a\",\"\\u0120 a\",\"aa aa\",\"\\u00c3 \\u00a9\"]");
+             "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":%s,\"added_tokens\":[%s],"
+             "\"model\":{\"type\":\"%s\",%s\"vocab\":%s,\"merges\":%s}}",
+             f->normalizer ? f->normalizer : "null", f->pre_tokenizer ? f->pre_tokenizer : BYTE_LEVEL,
+             f->processor ? f->processor : "null", f->added ? f->added : "", f->type ? f->type : "BPE",
+             f->model ? f->model : "", small_vocab_json(f->tokens ? f->tokens : "\"<|endoftext|>\":264,", 0),
+             f->merges ? f->merges : SMALL_LIST);
     return write_file("tokenizer.json", text, strlen(text));
 }
 
@@ -604,46 +638,218 @@ static void open_path(void *path) {
     tokenizer_free(&t);
 }
 
-// merges as strings and as pairs give the tokens of the merges file; files of another tokenizer are refused
+// what means the same as the merges file gives the same tokenizer; what works otherwise is refused by name
 TEST(test_tokenizer_json) {
     Tokenizer small = small_tokenizer();
     const JsonFile good[] = {
-        {NULL, NULL, NULL, NULL, NULL},
-        {NULL, NULL, NULL,
-         "[[\"a\",\"b\"],[\"ab\",\"c\"],[\"d\",\"e\"],[\"abc\",\"de\"],[\"a\",\"a\"],[\"\\u0120\",\"a\"],"
-         "[\"aa\",\"aa\"],[\"\\u00c3\",\"\\u00a9\"]]",
-         NULL}};
-    for (int i = 0; i < 2; i++) {
+        {.type = NULL},
+        {.merges = "[[\"a\",\"b\"],[\"ab\",\"c\"],[\"d\",\"e\"],[\"abc\",\"de\"],[\"a\",\"a\"],[\"\\u0120\",\"a\"],"
+                   "[\"aa\",\"aa\"],[\"\\u00c3\",\"\\u00a9\"]]"},
+        {.model = "\"end_of_word_suffix\":\"\",\"continuing_subword_prefix\":null,\"dropout\":null,"
+                  "\"ignore_merges\":false,"},
+        {.pre_tokenizer = SPLIT("'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!"
+                                "\\\\S)|\\\\s+")},
+        {.processor = "{\"type\":\"ByteLevel\",\"trim_offsets\":false}"},
+        {.processor = TEMPLATE("")},
+        {.added = "{\"id\":264,\"content\":\"<|endoftext|>\",\"special\":true}"},
+    };
+    for (size_t i = 0; i < LEN(good); i++) {
         Tokenizer t = tokenizer_open(write_json_file(&good[i]));
         assert_true(tokenizer_fingerprint(&t) == tokenizer_fingerprint(&small));
         tokenizer_free(&t);
     }
     tokenizer_free(&small);
-    const char *other =
-        "expected a BPE with vocab and merges, without a normalizer, and ByteLevel with GPT-2's pattern";
     const struct {
         JsonFile file;
         const char *message;
     } bad[] = {
-        {{"WordPiece", NULL, NULL, NULL, NULL}, other},
-        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, other},
-        {{NULL, "null", NULL, NULL, NULL}, other},
-        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL}, other},
-        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL}, other},
-        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, other},
-        {{NULL, NULL, NULL, "{}", NULL}, other},
-        {{NULL, NULL, NULL, "[\"a b\",7]", NULL}, "merge 2 is neither a string nor a pair of strings"},
-        {{NULL, NULL, NULL, "[\"a b\",[\"a\"]]", NULL}, "merge 2 is neither a string nor a pair of strings"},
-        {{NULL, NULL, NULL, "[\"a b\",\"x y\",\"a b\"]", NULL}, "line 3: 'a b' joins no two tokens"},
-        {{NULL, NULL, NULL, "[\"a b\"]", NULL}, "has the id 261, which is another token in GPT-2's order"},
-        {{NULL, NULL, NULL, NULL, "\"b\":7,"}, "the token 'b' has the id 7, which is another token"},
-        {{NULL, NULL, NULL, NULL, "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
+        {{.type = "WordPiece"}, "has a WordPiece model, and GPT-2's is a BPE"},
+        {{.type = "Unigram"}, "has a Unigram model"},
+        {{.pre_tokenizer = "{\"type\":\"Whitespace\"}"}, "has a pre-tokenizer (Whitespace) that does not split"},
+        {{.pre_tokenizer = "null"}, "has a pre-tokenizer (none) that does not split with GPT-2's pattern"},
+        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"use_regex\":false}"}, "(ByteLevel) that does not split"},
+        {{.pre_tokenizer = SPLIT("\\\\p{L}+")}, "has a pre-tokenizer (Sequence) that does not split"},
+        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"}, "adds a space before each text"},
+        {{.normalizer = "{\"type\":\"NFC\"}"}, "has a normalizer (NFC)"},
+        {{.merges = "{}"}, "has no vocab and merges of a BPE"},
+        {{.model = "\"end_of_word_suffix\":\"</w>\","}, "has \"end_of_word_suffix\":\"</w>\""},
+        {{.model = "\"continuing_subword_prefix\":\"##\","}, "has \"continuing_subword_prefix\":\"##\""},
+        {{.model = "\"dropout\":0.1,"}, "has \"dropout\":0.1"},
+        {{.model = "\"ignore_merges\":true,"}, "has \"ignore_merges\":true"},
+        {{.processor = TEMPLATE("{\"SpecialToken\":{\"id\":\"<s>\"}},")},
+         "has a post-processor (TemplateProcessing) that adds tokens to each text, such as BOS"},
+        {{.processor = "{\"type\":\"RobertaProcessing\"}"}, "has a post-processor (RobertaProcessing)"},
+        {{.processor = "{\"type\":\"Sequence\",\"processors\":[" TEMPLATE("{\"SpecialToken\":{\"id\":\"<s>\"}},") "]}"},
+         "has a post-processor (Sequence) that adds tokens"},
+        {{.added = "{\"id\":265,\"content\":\"x\",\"single_word\":true}"}, "is a token as a whole word only"},
+        {{.added = "{\"id\":265}"}, "an added token has no content"},
+        {{.merges = "[\"a b\",7]"}, "merge 2 is neither a string nor a pair of strings"},
+        {{.merges = "[\"a b\",[\"a\"]]"}, "merge 2 is neither a string nor a pair of strings"},
+        {{.merges = "[\"a b\",\"x y\"]"}, "line 2: 'x y' names a token that the vocabulary beside it does not have"},
+        {{.merges = "[\"a b\",\"a b\"]"}, "line 2: 'a b' names a token"},
+        {{.merges = "[]"}, "found no merges"},
+        {{.tokens = "\"b\":7,"}, "the tokens 'b' and '(' have one id, 7"},
+        {{.tokens = "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
+        {{.tokens = "\"<|pad|>\":65536,"}, "the token '<|pad|>' has the id 65536"},
+        {{.tokens = "\"<|pad|>\":300.5,"}, "the token '<|pad|>' has the id"},
     };
     for (size_t i = 0; i < LEN(bad); i++) { assert_stops(2, bad[i].message, open_json, (void *)&bad[i].file); }
     assert_stops(2, "there is no such file", open_path, (void *)temp_path("absent.json"));
     const char list[] = "{\"model\":{\"vocab\":[0,1],\"merges\":[]}}";  // items of a list have no name
     const char *path = write_file("tokenizer.json", list, strlen(list));
-    assert_stops(2, other, open_path, (void *)path);
+    assert_stops(2, "has no vocab and merges of a BPE", open_path, (void *)path);
+    unlink(path);
+}
+
+// Fills merges.txt and vocab.json, with the files of `more`: pairs of a name and a text, NULL at the end. Returns the
+// path of merges.txt.
+static const char *write_vocab_files(const char *tokens, int shift, const char *const *more) {
+    const char *vocab = small_vocab_json(tokens, shift);
+    write_file("vocab.json", vocab, strlen(vocab));
+    for (; *more; more += 2) { write_file(more[0], more[1], strlen(more[1])); }
+    return write_file("merges.txt", SMALL_MERGES, strlen(SMALL_MERGES));
+}
+
+static void remove_vocab_files(void) {
+    static const char *const names[] = {"vocab.json",  "merges.txt",     "tokenizer_config.json",  "added_tokens.json",
+                                        "config.json", "tokenizer.json", "special_tokens_map.json"};
+    for (size_t i = 0; i < LEN(names); i++) { unlink(temp_path(names[i])); }
+}
+
+#define ROBERTA "\"<s>\":0,\"<pad>\":1,\"</s>\":2,\"<unk>\":3,\"<mask>\":4,"
+
+// vocab.json decides the ids; the end of a text is <|endoftext|>, eos_token, eos_token_id, </s>, or a new token
+TEST(test_vocab_json) {
+    const struct {
+        const char *tokens;
+        int shift;
+        const char *file, *text;  // one more file
+        int end;
+    } rows[] = {
+        {ROBERTA, 5, NULL, NULL, 2},
+        {ROBERTA "\"<|endoftext|>\":269,", 5, "config.json", "{\"eos_token_id\":2}", 269},
+        {ROBERTA, 5, "config.json", "{\"eos_token_id\":0}", 0},
+        {ROBERTA, 5, "config.json", "{\"eos_token_id\":100}", 2},  // no special token
+        {ROBERTA, 5, "tokenizer_config.json", "{\"eos_token\":\"<unk>\"}", 3},
+        {ROBERTA, 5, "special_tokens_map.json", "{\"eos_token\":{\"content\":\"<pad>\"}}", 1},
+        {"", 5, NULL, NULL, 269},
+        {"\"<|endoftext|>\":400,", 0, NULL, NULL, 400},  // ids without a token between
+    };
+    for (size_t i = 0; i < LEN(rows); i++) {
+        const char *more[] = {rows[i].file, rows[i].text, NULL};
+        const char *path = write_vocab_files(rows[i].tokens, rows[i].shift, more);
+        Tokenizer t = tokenizer_open(i % 2 ? temp_path("vocab.json") : path), small = small_tokenizer();
+        int *ids, *small_ids;
+        size_t count = tokenizer_encode(&t, "abcde aaaa \xC3\xA9", 13, &ids);
+        assert_int_equal(tokenizer_encode(&small, "abcde aaaa \xC3\xA9", 13, &small_ids), count);
+        for (size_t k = 0; k < count; k++) { assert_int_equal(ids[k], small_ids[k] + rows[i].shift); }
+        assert_int_equal(t.end_of_text, rows[i].end);
+        round_trips(&t);
+        // written as tokenizer.json and read again
+        assert_int_equal(tokenizer_write_json(&t, temp_path("again.json"), true), 0);
+        Tokenizer again = tokenizer_open(temp_path("again.json"));
+        assert_true(tokenizer_fingerprint(&again) == tokenizer_fingerprint(&t));
+        assert_true(tokenizer_fingerprint(&again) != tokenizer_fingerprint(&small));
+        tokenizer_free(&again);
+        tokenizer_free(&t);
+        tokenizer_free(&small);
+        free(ids);
+        free(small_ids);
+        remove_vocab_files();
+    }
+}
+
+// added tokens: the longest first, special ones in a prompt only, white space around them
+TEST(test_added_tokens) {
+    const char *more[] = {"added_tokens.json", "{\"<|im|>\":270,\"  \":271,\"    \":272}", "tokenizer_config.json",
+                          "{\"added_tokens_decoder\":{\"273\":{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true,"
+                          "\"rstrip\":true}}}",
+                          NULL};
+    const char *path = write_vocab_files("\"<|endoftext|>\":264,", 0, more);
+    Tokenizer t = tokenizer_open(path);
+    const int a = t.byte_token['a'], space = t.byte_token[' '];
+    const char text[] = "a       a<|im|>a<|endoftext|>a <mask>  a";
+    int *prompt;
+    const int expected_prompt[] = {a, 272, 271, 261, 270, a, 264, a, 273, a};
+    assert_int_equal(tokenizer_encode(&t, text, strlen(text), &prompt), LEN(expected_prompt));
+    assert_memory_equal(prompt, expected_prompt, sizeof expected_prompt);
+    free(prompt);
+    TokenizerEncoder e;
+    memset(&e, 0, sizeof e);
+    int found[64], expected[64];
+    size_t count = tokenizer_encode_with(&t, &e, "a  <|im|><mask>", 15, found);
+    assert_int_equal(e.specials_as_text, 2);
+    for (size_t i = 0; i < count; i++) { assert_true(found[i] != 270 && found[i] != 273); }
+    assert_int_equal(found[1], 271);
+    assert_int_equal(tokenizer_encode_with(&t, &e, "a<|im|a |>", 10, expected), 10);
+    assert_int_equal(expected[9], t.byte_token['>']);
+    assert_int_equal(e.specials_as_text, 2);
+    assert_decodes(&t, 271, "  ", 2);
+    assert_decodes(&t, 270, "<|im|>", 6);
+    assert_decodes(&t, 269, "", 0);
+    assert_int_equal(found[0], a);
+    assert_true(space != 271);
+    tokenizer_free_encoder(&e);
+    // a text is cut neither within an added token nor before its first byte
+    const char *spaced[] = {"added_tokens.json", "{\"b a\":270}", NULL};
+    Tokenizer cuts = tokenizer_open(write_vocab_files("\"<|endoftext|>\":264,", 0, spaced));
+    enum { BYTES = 4000 };
+    char *long_text = (char *)xcalloc(BYTES + TOKENIZER_MAX_PRETOKEN + 16, 1);
+    for (int i = 0; i < BYTES; i += 4) { memcpy(long_text + i, "b a ", 4); }
+    for (size_t max = 100; max < 108; max++) {
+        size_t cut = tokenizer_safe_cut(&cuts, long_text, BYTES, max);
+        assert_int_equal(cut % 4, 3);
+    }
+    free(long_text);
+    tokenizer_free(&cuts);
+    tokenizer_free(&t);
+    remove_vocab_files();
+}
+
+// tokenizer_config.json can ask for what this trainer does not do
+TEST(test_tokenizer_config) {
+    static const char *const rows[][2] = {
+        {"{\"add_bos_token\":true}", "has \"add_bos_token\":true, and this trainer adds nothing to a text"},
+        {"{\"add_eos_token\":true}", "has \"add_eos_token\":true"},
+        {"{\"add_prefix_space\":true}", "has \"add_prefix_space\":true"},
+        {"{\"tokenizer_class\":\"RobertaTokenizer\"}", "names RobertaTokenizer, which adds <s> and </s> to each text"},
+        {"{\"added_tokens_decoder\":{\"0\":{\"content\":\"<s>\",\"single_word\":true}}}", "as a whole word only"},
+    };
+    for (size_t i = 0; i < LEN(rows); i++) {
+        const char *more[] = {"tokenizer_config.json", rows[i][0], NULL};
+        assert_stops(2, rows[i][1], open_path, (void *)write_vocab_files(ROBERTA, 5, more));
+        remove_vocab_files();
+    }
+    write_text(temp_path("merges.txt"), SMALL_MERGES);
+    write_text(temp_path("vocab.json"), "{\"a\":0,\"b\":1,\"ab\":2}");
+    assert_stops(2, "no token is the byte 0x00", open_path, (void *)temp_path("merges.txt"));
+    remove_vocab_files();
+}
+
+// a folder: tokenizer.json first; a byte order mark and Windows' line ends do not matter
+TEST(test_tokenizer_folder) {
+    const char *none[] = {NULL};
+    Tokenizer small = small_tokenizer();
+    assert_stops(2, "the folder has no tokenizer.json, merges.txt or vocab.bpe", open_path, (void *)temp_dir());
+    static const char marked[] =
+        "\xEF\xBB\xBF#version: 0.2\r\na b\r\nab c\r\nd e\r\nabc de\r\na a\r\n\xC4\xA0 a\r\naa aa\r\n"
+        "\xC3\x83 \xC2\xA9";
+    write_file("merges.txt", marked, strlen(marked));
+    Tokenizer t = tokenizer_open(temp_dir());
+    assert_true(tokenizer_fingerprint(&t) == tokenizer_fingerprint(&small));
+    tokenizer_free(&t);
+    write_vocab_files(ROBERTA, 5, none);
+    write_json_file(&(JsonFile){.type = NULL});
+    t = tokenizer_open(temp_dir());
+    assert_true(tokenizer_fingerprint(&t) == tokenizer_fingerprint(&small));
+    tokenizer_free(&t);
+    char path[PATH_LENGTH], why[PATH_LENGTH];
+    write_json_file(&(JsonFile){.type = "Unigram"});
+    tokenizer_in_folder(path, temp_dir(), why);
+    assert_true(has_ending(path, "/merges.txt"));
+    assert_string_equal(why, "a Unigram model, and GPT-2's is a BPE");
+    tokenizer_free(&small);
+    remove_vocab_files();
 }
 
 int main(void) { return run_all_tests("tokenizer"); }

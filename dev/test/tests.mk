@@ -82,6 +82,8 @@ build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2
 	$(compile)
 build/test/%: dev/test/%.c build/flags
 	$(compile)
+build/test/dump_tokens: dev/oracle/dump_tokens.c build/flags
+	$(compile)
 build/test/%_v2: dev/test/%.c build/flags
 	$(compile)
 build/test/%_v3: dev/test/%.c build/flags
@@ -217,8 +219,8 @@ test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU
 	@scripts/run_tests.sh $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
-test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay build/test/test_processes_bf16 $(TESTS) \
-	$(SANITIZED)
+test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay build/test/dump_tokens \
+	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
 	@mkdir -p build && rm -f build/tally

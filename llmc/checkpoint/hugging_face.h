@@ -5,8 +5,9 @@ defines: hugging_face_write
 config.json              the shape of the model, and the ids of its special tokens
 generation_config.json   the ids with which transformers' generate begins and ends
 tokenizer_config.json    the class of the tokenizer, its special tokens, the longest input, the text of a conversation
-vocab.json, merges.txt   a BPE tokenizer (tokenizer_files.h)
-tokenizer.json           a tokenizer of bytes: a BPE without merges, whose ids 0..255 are the bytes "<0x00>".."<0xFF>"
+vocab.json, merges.txt   a BPE tokenizer with ids in GPT-2's order (tokenizer_files.h)
+tokenizer.json           any other BPE tokenizer, or that of bytes: a BPE without merges, whose ids 0..255 are the bytes
+                         "<0x00>".."<0xFF>"
 
 A text of a BPE model begins and ends with end-of-text. A text of a byte model begins with a newline, and no byte ends
 it: a newline as transformers' end token would cut every answer after its first line, and transformers leaves special
@@ -32,8 +33,10 @@ __attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *f
     return cJSON_Parse(text);
 }
 
-static inline cJSON *tokenizer_config_json(const GPT2Config *c, bool bytes) {
-    static const char end[] = TOKENIZER_END_OF_TEXT;
+static inline cJSON *tokenizer_config_json(const GPT2Config *c, const Tokenizer *t) {
+    bool bytes = !t->merges;
+    char end[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    end[tokenizer_symbol(t, t->end_of_text, end)] = 0;
     // clean_up_tokenization_spaces would remove the space before a full stop
     cJSON *json = bytes ? json_of("{'tokenizer_class':'PreTrainedTokenizerFast','clean_up_tokenization_spaces':false,"
                                   "'eos_token':'<0xFF>','pad_token':'<0xFF>','split_special_tokens':true}")
@@ -89,9 +92,11 @@ static inline int hugging_face_write(const char *folder, const GPT2Config *c, co
                     DT_FLOATX == DT_BF16 ? "bfloat16" : "float32"));
     }
     if (error || !tokenizer) { return error; }
-    error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, bytes));
+    error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, tokenizer));
     if (error) { return error; }
     if (bytes) { return write_and_delete(folder, "tokenizer.json", byte_tokenizer_json()); }
+    format_path(path, "%s/tokenizer.json", folder);
+    if (!tokenizer_is_gpt2_order(tokenizer)) { return tokenizer_write_json(tokenizer, path, false); }
     format_path(path, "%s/vocab.json", folder);
     error = tokenizer_write_vocab(tokenizer, path);
     format_path(path, "%s/merges.txt", folder);

@@ -97,6 +97,7 @@ typedef struct {
     SafeTensors file;
     const char *prefix;  // "" or "transformer."
     bool out_in;         // the file's matmul weights are (out, in), as in llm.c's
+    int bos, eos;        // bos_token_id and eos_token_id of config.json; -1: none is given
 } ModelFile;
 
 static inline const SafeTensor *model_find(const ModelFile *model, const char *prefix, const char *name) {
@@ -195,6 +196,13 @@ static inline void model_weights_path(char *weights, const char *path) {
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
 }
 
+// A token id of config.json, of several the first; -1: none within the vocabulary.
+static inline int config_token_id(const cJSON *json, const char *key, int vocab_size) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (cJSON_IsArray(item)) { item = cJSON_GetArrayItem(item, 0); }
+    return cJSON_IsNumber(item) && item->valueint >= 0 && item->valueint < vocab_size ? item->valueint : -1;
+}
+
 // opens a .safetensors file or an index, and the config.json next to it
 static inline void model_open_hugging_face(ModelFile *model, const char *weights) {
     char config[PATH_LENGTH];
@@ -222,6 +230,8 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
         *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, config);
     }
     config_set_vocab(c, c->vocab_size);
+    model->bos = config_token_id(json, "bos_token_id", c->vocab_size);
+    model->eos = config_token_id(json, "eos_token_id", c->vocab_size);
     cJSON_Delete(json);
 }
 
@@ -232,6 +242,7 @@ static inline ModelFile model_open(const char *path) {
     char weights[PATH_LENGTH];
     memset(&model, 0, sizeof model);
     model.prefix = "";
+    model.bos = model.eos = -1;
     model_weights_path(weights, path);
     int kind = file_kind(weights);
     // also a file that cannot be read: the open says why

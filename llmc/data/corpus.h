@@ -3,7 +3,8 @@ The documents of a corpus, read once and in order: files of text, files of JSON 
 defines: CorpusPiece, Corpus, corpus_is_json, corpus_open, corpus_next, corpus_read, corpus_object,
          corpus_take_document, corpus_refuse, corpus_close
 
-Text        A file is one document, or several: a line that is exactly <|endoftext|> ends one, and is no text.
+Text        A file is one document, or several: a line that is exactly <|endoftext|>, or another special token of the
+            tokenizer, ends one, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
             the field. Blank lines are skipped.
 Piece       a document, or about 64 KiB of a longer text, cut where both parts encode to the tokens of the whole
@@ -43,9 +44,10 @@ typedef struct {
     char **paths;  // (num_files) "-" for stdin
     int num_files;
     bool stdin_is_json;
-    const char *flag;     // gave the pattern; error messages name it
-    const char *field;    // of JSON lines
-    uint64_t bytes_read;  // of all files, up to the next piece
+    const char *flag;            // gave the pattern; error messages name it
+    const char *field;           // of JSON lines
+    const Tokenizer *tokenizer;  // that will encode the text; NULL: without added tokens
+    uint64_t bytes_read;         // of all files, up to the next piece
     // the current file
     int file, fd;  // fd -1: not open
     char *window;
@@ -141,21 +143,26 @@ static inline void corpus_advance(Corpus *c, size_t bytes) {
     c->bytes_read += bytes;
 }
 
+static inline bool corpus_line_is_separator(const Corpus *c, const char *line, size_t length) {
+    const Tokenizer *t = c->tokenizer;
+    if (length == strlen(TOKENIZER_END_OF_TEXT) && memcmp(line, TOKENIZER_END_OF_TEXT, length) == 0) { return true; }
+    if (!t || length == 0 || !t->starts_added[(uint8_t)line[0]]) { return false; }
+    int id = tokenizer_find(t, line, length);
+    return id >= 0 && (t->kind[id] & TOKEN_SPECIAL);
+}
+
 // Looks in the first `max` bytes of the window for a line that ends a document. Returns where it starts, or `max`;
 // *length = its bytes with the end of the line.
 static inline size_t corpus_find_separator(const Corpus *c, size_t max, size_t *length) {
     const char *text = c->window + c->begin;
-    size_t bytes = c->end - c->begin, width = strlen(TOKENIZER_END_OF_TEXT);
-    size_t searched = bytes < max + width ? bytes : max + width;
-    for (size_t at = 0; at < max; at++) {
-        const char *found = (const char *)memmem(text + at, searched - at, TOKENIZER_END_OF_TEXT, width);
-        if (!found || (size_t)(found - text) >= max) { return max; }
-        at = (size_t)(found - text);
-        bool starts = at > 0 ? text[at - 1] == '\n' : c->starts_line;
-        size_t end = at + width;
-        if (end < bytes && text[end] == '\r') { end++; }
-        if (starts && (end >= bytes || text[end] == '\n')) {
-            *length = (end < bytes ? end + 1 : bytes) - at;
+    size_t bytes = c->end - c->begin, next;
+    for (size_t at = 0; at < max; at = next) {
+        const char *newline = (const char *)memchr(text + at, '\n', bytes - at);
+        size_t end = newline ? (size_t)(newline - text) : bytes;
+        next = end + (newline != NULL);
+        if (end > at && text[end - 1] == '\r') { end--; }
+        if ((at > 0 || c->starts_line) && corpus_line_is_separator(c, text + at, end - at)) {
+            *length = next - at;
             return at;
         }
     }
@@ -170,7 +177,9 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     size_t max = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE;
     size_t length = corpus_find_separator(c, max, &separator);
     // a cut behind `max` cuts no separator: no pre-token joins the end of a line and what follows
-    if (!separator && (bytes > max || !c->whole)) { length = tokenizer_safe_cut(c->window + c->begin, bytes, max); }
+    if (!separator && (bytes > max || !c->whole)) {
+        length = tokenizer_safe_cut(c->tokenizer, c->window + c->begin, bytes, max);
+    }
     piece->text = c->window + c->begin;
     piece->bytes = length;
     corpus_advance(c, length + separator);

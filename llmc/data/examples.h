@@ -39,11 +39,11 @@ Memory      3 bytes a token, and 16 an example.
 // transformers encodes the text as a whole: where a turn's content ends with white space, BPE tokens can differ from
 // the trainer's.
 #define CHAT_TEMPLATE_WITH(END, CONTENT)                                                                               \
-    "{{ '" END "' }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT           \
-    " }}{{ '" END "' }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"    \
+    "{{ " END " }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT             \
+    " }}{{ " END " }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"      \
     "{% if add_generation_prompt %}" CHAT_ANSWER_CUE "{% endif %}"
-#define CHAT_TEMPLATE CHAT_TEMPLATE_WITH("<|endoftext|>", "m['content']")
-#define CHAT_TEMPLATE_OF_BYTES CHAT_TEMPLATE_WITH("\\n", "m['content'] | replace('\\n', ' ')")
+#define CHAT_TEMPLATE CHAT_TEMPLATE_WITH("eos_token", "m['content']")
+#define CHAT_TEMPLATE_OF_BYTES CHAT_TEMPLATE_WITH("'\\n'", "m['content'] | replace('\\n', ' ')")
 
 // The text of a turn, which the caller frees. NULL: the role is none of system, user and assistant. The text of an
 // assistant turn is " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.

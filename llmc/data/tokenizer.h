@@ -1,22 +1,27 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
 defines: Tokenizer, HeapEntry, heap_before, heap_push, heap_pop, TokenizerEncoder, tokenizer_bytes,
-         tokenizer_load, tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut,
-         tokenizer_decode, tokenizer_free, tokenizer_free_encoder
+         tokenizer_symbol_bytes, tokenizer_find, tokenizer_add_token, tokenizer_read_merges, tokenizer_load,
+         tokenizer_is_gpt2_order, tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with,
+         tokenizer_safe_cut, tokenizer_decode, tokenizer_free, tokenizer_free_encoder
 
 Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
                it can be:
                's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-            2. A pre-token starts as its bytes. The adjacent pair that merges into the lowest id is merged, leftmost
-               first, until no pair merges. A heap of candidate pairs makes that O(n log n) for n bytes. Most
+            2. A pre-token starts as its bytes. The adjacent pair that is earliest in the list of merges is merged,
+               leftmost first, until no pair merges. A heap of candidate pairs makes that O(n log n) for n bytes. Most
                pre-tokens of a long text occur again: a cache holds the tokens of short ones.
             A pre-token of more than 1 MiB is encoded in pieces of 1 MiB, to bound the memory.
 Bytes       Any bytes encode, and decode to themselves. A byte outside of valid UTF-8 is a character of its own: neither
-            letter, number nor space. "<|endoftext|>" in a text is text: no text merges to end-of-text.
-Ids         0..255 are the bytes, then one token for each merge in the order of the merges, then end-of-text. Without
-            merges a newline stands for end-of-text.
+            letter, number nor space.
+Added       Tokens that no merge makes. They are found in a text before it is split, the longest of those that start
+            first. A special one, such as <|endoftext|>, is a token in a prompt. In a training text it stays text, as in
+            tiktoken's encode_ordinary.
+Ids         as in vocab.json (tokenizer_files.h). Without one, in GPT-2's order: 0..255 are the bytes, then one token
+            for each merge in the order of the merges, then end-of-text. Without merges, a newline is end-of-text.
 Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line for each
-            merge: two symbols with a space between. Lines end in \n or \r\n. The characters of a symbol stand for
+            merge: two symbols with a space between. Lines end in \n or \r\n, the last one perhaps in nothing, and the
+            file may begin with a byte order mark. The characters of a symbol stand for
             bytes: 33..126, 161..172 and 174..255 for themselves, and 256, 257, .. for the other bytes in rising order.
             Byte ids follow the same order.
             llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary; in version 2 the id of
@@ -33,11 +38,11 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 
 enum {
     TOKENIZER_MAX_VOCAB = 65536,       // a token is two bytes in a data shard
+    TOKENIZER_MAX_MERGES = 65535,      // a rank is two bytes of a slot
     TOKENIZER_MAX_TOKEN_BYTES = 255,   // one length byte in gpt2_tokenizer.bin
     TOKENIZER_MAX_FILE = 32 << 20,     // bytes; no file within the two limits above is larger
-    TOKENIZER_MERGE_SLOTS = 1 << 17,   // a power of two, at least twice the number of merges
+    TOKENIZER_MERGE_SLOTS = 1 << 17,   // a power of two, at least twice the number of merges, and of tokens
     TOKENIZER_MAX_PRETOKEN = 1 << 20,  // bytes
-    TOKENIZER_NUM_PLAIN = 188,         // bytes that tokenizer_byte_is_plain: ids 0 to 187
     TOKENIZER_BIN_HEADER = 256,        // int32s
     TOKENIZER_CACHE_BITS = 15,
     TOKENIZER_CACHED_BYTES = 16,
@@ -45,14 +50,23 @@ enum {
 };
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 
+// what an added token is: bits of Tokenizer.kind. The last two remove the white space before and after it.
+enum { TOKEN_ADDED = 1, TOKEN_SPECIAL = 2, TOKEN_STRIPS_LEFT = 4, TOKEN_STRIPS_RIGHT = 8 };
+
 typedef struct {
-    int vocab_size;           // 256, or 256 + merges + 1: 50257 for GPT-2
-    int end_of_text;          // the token before each text; of bytes, a newline
-    uint8_t byte_token[256];  // id of each byte
-    char *bytes;              // token i is bytes[start[i]..start[i + 1] - 1]
-    uint32_t *start;          // (vocab_size + 1)
-    uint64_t *merges;         // (TOKENIZER_MERGE_SLOTS) left id << 48 | right id << 32 | merged id, a hash table with
-                              // open addressing; 0: a free slot. NULL: no merges
+    int vocab_size;            // 256, or of a BPE the highest id + 1: 50257 for GPT-2
+    int end_of_text;           // the token before each text; of bytes, a newline
+    uint16_t byte_token[256];  // id of each byte
+    char *bytes;               // token i is bytes[start[i]..start[i + 1] - 1]; an id that no token has is empty
+    uint32_t *start;           // (vocab_size + 1)
+    uint64_t *merges;          // (TOKENIZER_MERGE_SLOTS) left id << 48 | right id << 32 | rank + 1 << 16 | merged id, a
+                               // hash table with open addressing; 0: a free slot. NULL: no merges
+    int num_merges;
+    uint32_t *ids;  // (TOKENIZER_MERGE_SLOTS) id + 1 of tokens by their bytes, such a table too; NULL: no merges
+    uint8_t *kind;  // (TOKENIZER_MAX_VOCAB) of each token; 0: a byte or made by a merge
+    int *added;     // (num_added) ids of the added tokens
+    int num_added;
+    bool starts_added[256];  // by byte: whether an added token starts with it
 } Tokenizer;
 
 // ---- merging
@@ -108,23 +122,25 @@ typedef struct {
     // the pre-token that is merged: a linked list of tokens, each at the index of its first byte
     int *token;  // -1: merged into the token before it
     size_t *previous, *next;
-    HeapEntry *heap;  // candidate pairs. key: the merged id; value: the index of the left token
+    HeapEntry *heap;  // candidate pairs. key: tokenizer_merge_at; value: the index of the left token
     size_t heap_size, capacity;
-    TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
+    TokenizerCached *cache;     // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
+    bool takes_special;         // special tokens in a text are tokens, as in a prompt
+    uint64_t specials_as_text;  // those that stayed text
 } TokenizerEncoder;
 
 static const size_t TOKENIZER_NO_INDEX = SIZE_MAX;  // before the first token, after the last
 
-// the id that the token at index i and the next token merge into; 0: none
-static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerEncoder *m, size_t i) {
+// the merge of the token at index i and the next token: rank + 1 << 16 | merged id; 0: none
+static inline uint32_t tokenizer_merge_at(const Tokenizer *t, const TokenizerEncoder *m, size_t i) {
     if (m->token[i] < 0 || m->next[i] == TOKENIZER_NO_INDEX) { return 0; }
-    return (int)(uint32_t)*tokenizer_merge_slot(t, m->token[i], m->token[m->next[i]]);
+    return (uint32_t)*tokenizer_merge_slot(t, m->token[i], m->token[m->next[i]]);
 }
 
 // pushes the pair at index i if it merges
 static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerEncoder *m, size_t i) {
-    int id = i == TOKENIZER_NO_INDEX ? 0 : tokenizer_merged_id(t, m, i);
-    if (id) { heap_push(m->heap, &m->heap_size, (uint64_t)id, i); }
+    uint32_t merge = i == TOKENIZER_NO_INDEX ? 0 : tokenizer_merge_at(t, m, i);
+    if (merge) { heap_push(m->heap, &m->heap_size, merge, i); }
 }
 
 // Encodes one pre-token into at most `bytes` tokens and returns their number.
@@ -148,10 +164,9 @@ static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerEnco
     while (m->heap_size) {
         HeapEntry entry = heap_pop(m->heap, &m->heap_size);
         size_t left = entry.value;
-        int id = (int)entry.key;
-        if (tokenizer_merged_id(t, m, left) != id) { continue; }  // one of the two has merged with another token since
+        if (tokenizer_merge_at(t, m, left) != entry.key) { continue; }  // one of the two has merged otherwise since
         size_t right = m->next[left], after = m->next[right];
-        m->token[left] = id;
+        m->token[left] = (int)(entry.key & 0xFFFF);
         m->token[right] = -1;
         m->next[left] = after;
         if (after != TOKENIZER_NO_INDEX) { m->previous[after] = left; }
@@ -256,10 +271,15 @@ static inline size_t tokenizer_pretoken_length(const char *text, size_t bytes) {
 
 // ---- loading
 
-static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int merges) {
-    uint32_t *start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *start);
-    uint64_t *slots = merges ? (uint64_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *slots) : NULL;
-    Tokenizer t = {0, 0, {0}, (char *)xmalloc(token_bytes), start, slots};
+static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, bool merges) {
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.bytes = (char *)xmalloc(token_bytes);
+    t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
+    t.kind = (uint8_t *)xcalloc((size_t)max_vocab, 1);
+    if (!merges) { return t; }
+    t.merges = (uint64_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges);
+    t.ids = (uint32_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.ids);
     return t;
 }
 
@@ -267,19 +287,53 @@ static inline void tokenizer_free(Tokenizer *t) {
     free(t->bytes);
     free(t->start);
     free(t->merges);
+    free(t->ids);
+    free(t->kind);
+    free(t->added);
     memset(t, 0, sizeof *t);
 }
 
-static inline void tokenizer_append(Tokenizer *t, const char *bytes, size_t length) {
-    memcpy(t->bytes + t->start[t->vocab_size], bytes, length);
-    t->start[t->vocab_size + 1] = t->start[t->vocab_size] + (uint32_t)length;
-    t->vocab_size++;
+// the slot of the token with these bytes, or the free slot for it
+static inline uint32_t *tokenizer_id_slot(const Tokenizer *t, const char *bytes, size_t length) {
+    size_t slot = hash_bytes(0, bytes, length) % TOKENIZER_MERGE_SLOTS;
+    for (; t->ids[slot]; slot = (slot + 1) % TOKENIZER_MERGE_SLOTS) {
+        uint32_t id = t->ids[slot] - 1, begin = t->start[id];
+        if (t->start[id + 1] - begin == length && memcmp(t->bytes + begin, bytes, length) == 0) { break; }
+    }
+    return &t->ids[slot];
+}
+
+// the id of the token with these bytes, of two the one that is not added; -1: none. t has merges.
+static inline int tokenizer_find(const Tokenizer *t, const char *bytes, size_t length) {
+    return (int)*tokenizer_id_slot(t, bytes, length) - 1;
+}
+
+// Appends the token with the next id. kind: 0, or the bits of an added token. t->bytes has room. No bytes: no token.
+static inline void tokenizer_add_token(Tokenizer *t, const char *bytes, size_t length, int kind) {
+    int id = t->vocab_size++;
+    memcpy(t->bytes + t->start[id], bytes, length);
+    t->start[id + 1] = t->start[id] + (uint32_t)length;
+    t->kind[id] = (uint8_t)kind;
+    if (kind) {
+        t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
+        t->added[t->num_added++] = id;
+        t->starts_added[(uint8_t)bytes[0]] = true;
+    }
+    if (!t->ids || length == 0) { return; }
+    uint32_t *slot = tokenizer_id_slot(t, bytes, length);
+    if (!*slot || t->kind[*slot - 1]) { *slot = (uint32_t)id + 1; }
 }
 
 static inline void tokenizer_append_byte(Tokenizer *t, int byte) {
     char c = (char)byte;
-    t->byte_token[byte] = (uint8_t)t->vocab_size;
-    tokenizer_append(t, &c, 1);
+    t->byte_token[byte] = (uint16_t)t->vocab_size;
+    tokenizer_add_token(t, &c, 1, 0);
+}
+
+static inline void tokenizer_add_merge(Tokenizer *t, int left, int right, int merged) {
+    uint64_t rank = (uint64_t)++t->num_merges;
+    *tokenizer_merge_slot(t, left, right) =
+        (uint64_t)left << 48 | (uint64_t)right << 32 | rank << 16 | (uint64_t)merged;
 }
 
 // Appends the token that two tokens merge into. False: it is longer than TOKENIZER_MAX_TOKEN_BYTES.
@@ -289,24 +343,14 @@ static inline bool tokenizer_append_pair(Tokenizer *t, int left, int right) {
     if (first + second > TOKENIZER_MAX_TOKEN_BYTES) { return false; }
     memcpy(joined, t->bytes + t->start[left], first);
     memcpy(joined + first, t->bytes + t->start[right], second);
-    *tokenizer_merge_slot(t, left, right) = (uint64_t)left << 48 | (uint64_t)right << 32 | (uint64_t)t->vocab_size;
-    tokenizer_append(t, joined, first + second);
+    tokenizer_add_merge(t, left, right, t->vocab_size);
+    tokenizer_add_token(t, joined, first + second, 0);
     return true;
-}
-
-// Appends a token of `length` bytes and its merge, and returns the length of the left half. Encoded with the tokens so
-// far, the bytes must give two tokens: so merging by lowest id is merging by the list, and every token encodes to
-// itself. Returns 0 for one token (it exists already) or more than two (no merge reaches it).
-static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerEncoder *m, const char *bytes, size_t length) {
-    int halves[TOKENIZER_MAX_TOKEN_BYTES];
-    if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return 0; }
-    tokenizer_append_pair(t, halves[0], halves[1]);
-    return t->start[halves[0] + 1] - t->start[halves[0]];
 }
 
 static inline void tokenizer_append_end_of_text(Tokenizer *t) {
     t->end_of_text = t->vocab_size;
-    tokenizer_append(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT));
+    tokenizer_add_token(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT), TOKEN_ADDED | TOKEN_SPECIAL);
 }
 
 // True if a merges file writes this byte as the character of the same number.
@@ -323,59 +367,97 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
     }
 }
 
-// joined = the bytes of the two symbols of a line, the second from *split on. Returns their number; 0: malformed.
-static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, size_t length, char *joined,
-                                          size_t *split) {
-    size_t count = 0, step;
-    *split = 0;
+// bytes (max) = the bytes that the characters of a symbol (length) stand for. Returns their number; -1: they are more,
+// or a character stands for no byte.
+static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char *bytes, int max) {
+    int count = 0;
+    size_t step;
     for (size_t i = 0; i < length; i += step) {
-        uint32_t code = tokenizer_code_point(line + i, length - i, &step);
-        if (code == ' ' && *split == 0 && count > 0) {
-            *split = count;
-            continue;
-        }
-        // character 256 + k is the k-th byte that is not plain
-        uint32_t id = code < 256 ? 256 : TOKENIZER_NUM_PLAIN + (code - 256);
-        int byte = id < 256 ? (uint8_t)t->bytes[id] : code < 256 && tokenizer_byte_is_plain((int)code) ? (int)code : -1;
-        if (byte < 0 || count == TOKENIZER_MAX_TOKEN_BYTES) { return 0; }
-        joined[count++] = (char)byte;
+        uint32_t code = tokenizer_code_point(symbol + i, length - i, &step), other = code - 256;
+        // character 256 + k is the k-th byte that is not plain: 0..32, 127..160, 173
+        uint32_t byte = code < 256 ? code : other < 33 ? other : other < 67 ? other + 94 : other == 67 ? 173 : 256;
+        bool good = byte < 256 && tokenizer_byte_is_plain((int)byte) == (code < 256);
+        if (!good || count == max) { return -1; }
+        bytes[count++] = (char)byte;
     }
-    return *split > 0 && *split < count ? count : 0;
+    return count;
 }
 
-static inline Tokenizer tokenizer_parse_merges(const char *path, const char *text, size_t bytes) {
-    if (bytes > 0 && text[bytes - 1] != '\n') {
-        input_error("%s: the last line does not end; expected a whole merges file, so download it again", path);
+__attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *path, size_t number, const char *line,
+                                                                    size_t length, bool has_vocab) {
+    int shown = length < 60 ? (int)length : 60;
+    if (memmem(line, length, "</w>", 4)) {
+        input_error(
+            "%s line %zu: '%.*s' has the end-of-word suffix </w> of another BPE than GPT-2's; give the tokenizer "
+            "of a GPT-2",
+            path, number, shown, line);
     }
-    // a line of the file is two bytes longer than its token
-    Tokenizer t = tokenizer_alloc(256 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, 1);
-    TokenizerEncoder m = {NULL, NULL, NULL, NULL, 0, 0, NULL};
-    tokenizer_append_gpt2_bytes(&t);
-    size_t number = 1, split;
-    for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
-        char joined[TOKENIZER_MAX_TOKEN_BYTES];
-        end = (const char *)memchr(line, '\n', (size_t)(text + bytes - line));
-        size_t length = (size_t)(end - line);
-        if (length > 0 && line[length - 1] == '\r') { length--; }
-        if (number == 1 && strncmp(line, "#version", 8) == 0) { continue; }
-        int shown = length < 60 ? (int)length : 60;
-        size_t joined_bytes = tokenizer_read_merge(&t, line, length, joined, &split);
-        if (t.vocab_size == TOKENIZER_MAX_VOCAB - 1) {
-            input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter "
-                        "list",
-                        path, number, TOKENIZER_MAX_VOCAB - 257, TOKENIZER_MAX_VOCAB);
-        }
-        if (joined_bytes == 0 || tokenizer_append_merge(&t, &m, joined, joined_bytes) != split) {
-            input_error(
-                "%s line %zu: '%.*s' joins no two tokens of the lines before it, with one space between them, into "
+    if (has_vocab) {
+        input_error("%s line %zu: '%.*s' names a token that the vocabulary beside it does not have, or joins the two "
+                    "again; give the vocab.json and merges.txt of one model",
+                    path, number, shown, line);
+    }
+    input_error("%s line %zu: '%.*s' joins no two tokens of the lines before it, with one space between them, into "
                 "a new one of at most %d bytes; give GPT-2's vocab.bpe or merges.txt, as it was published",
                 path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
+}
+
+// Adds the merge of a line. has_vocab: its three tokens exist; else it appends a new token. False: malformed.
+static inline bool tokenizer_read_merge(Tokenizer *t, const char *line, size_t length, bool has_vocab) {
+    char joined[TOKENIZER_MAX_TOKEN_BYTES];
+    const char *space = (const char *)memchr(line, ' ', length);
+    if (!space) { return false; }
+    size_t first = (size_t)(space - line);
+    int split = tokenizer_symbol_bytes(line, first, joined, sizeof joined);
+    if (split <= 0) { return false; }
+    int rest = tokenizer_symbol_bytes(space + 1, length - first - 1, joined + split, (int)sizeof joined - split);
+    if (rest <= 0) { return false; }
+    int left = tokenizer_find(t, joined, (size_t)split), right = tokenizer_find(t, joined + split, (size_t)rest);
+    int merged = tokenizer_find(t, joined, (size_t)(split + rest));
+    if (left < 0 || right < 0 || (merged >= 0) != has_vocab || *tokenizer_merge_slot(t, left, right)) { return false; }
+    if (!has_vocab) { return tokenizer_append_pair(t, left, right); }
+    tokenizer_add_merge(t, left, right, merged);
+    return true;
+}
+
+// Adds the merges of the text of a merges file, and without has_vocab their tokens. Stops at a malformed line.
+static inline void tokenizer_read_merges(Tokenizer *t, const char *path, const char *text, size_t bytes,
+                                         bool has_vocab) {
+    size_t number = 1, mark = bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    for (const char *line = text + mark, *end; line < text + bytes; line = end + 1, number++) {
+        end = (const char *)memchr(line, '\n', (size_t)(text + bytes - line));
+        if (!end) { end = text + bytes; }
+        size_t length = (size_t)(end - line);
+        if (length > 0 && line[length - 1] == '\r' && end < text + bytes) { length--; }
+        if (number == 1 && strncmp(line, "#version", 8) == 0) { continue; }
+        if (t->num_merges == TOKENIZER_MAX_MERGES || (!has_vocab && t->vocab_size == TOKENIZER_MAX_VOCAB - 1)) {
+            input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter list",
+                        path, number, has_vocab ? TOKENIZER_MAX_MERGES : TOKENIZER_MAX_VOCAB - 257,
+                        TOKENIZER_MAX_VOCAB);
+        }
+        if (!tokenizer_read_merge(t, line, length, has_vocab)) {
+            tokenizer_refuse_merge(path, number, line, length, has_vocab);
         }
     }
-    if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
+    if (t->num_merges == 0) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
+}
+
+// the tokenizer of a merges file alone, with ids in GPT-2's order
+static inline Tokenizer tokenizer_parse_merges(const char *path, const char *text, size_t bytes) {
+    // a line of the file is two bytes longer than its token, the last one perhaps one byte
+    Tokenizer t = tokenizer_alloc(257 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, true);
+    tokenizer_append_gpt2_bytes(&t);
+    tokenizer_read_merges(&t, path, text, bytes, false);
     tokenizer_append_end_of_text(&t);
-    tokenizer_free_encoder(&m);
     return t;
+}
+
+// Appends a token of `length` bytes and its merge. Encoded with the tokens so far, the bytes must give two tokens, its
+// halves. False: they give one token (it exists already) or more than two (no merge reaches it).
+static inline bool tokenizer_append_merge(Tokenizer *t, TokenizerEncoder *m, const char *bytes, size_t length) {
+    int halves[TOKENIZER_MAX_TOKEN_BYTES];
+    if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return false; }
+    return tokenizer_append_pair(t, halves[0], halves[1]);
 }
 
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
@@ -389,8 +471,9 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
                     "file, of version 1 or 2, 257 to %d tokens, end-of-text the last; download it again",
                     path, version, vocab, header[3], bytes, TOKENIZER_MAX_VOCAB);
     }
-    Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
-    TokenizerEncoder m = {NULL, NULL, NULL, NULL, 0, 0, NULL};
+    Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, true);
+    TokenizerEncoder m;
+    memset(&m, 0, sizeof m);
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t), length;
     for (int id = 0; id < vocab; id++, at += 1 + length) {
         const char *token = data + at + 1;
@@ -400,7 +483,7 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
             good = length == 1 && !memchr(t.bytes, *token, (size_t)id);
             if (good) { tokenizer_append_byte(&t, (uint8_t)*token); }
         } else if (good && id < vocab - 1) {
-            good = tokenizer_append_merge(&t, &m, token, length) > 0;
+            good = tokenizer_append_merge(&t, &m, token, length);
         }
         if (!good) {
             input_error(
@@ -419,7 +502,7 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
 
 // each byte is a token: vocabulary 256, a newline for end-of-text
 static inline Tokenizer tokenizer_bytes(void) {
-    Tokenizer t = tokenizer_alloc(256, 256, 0);
+    Tokenizer t = tokenizer_alloc(256, 256, false);
     for (int byte = 0; byte < 256; byte++) { tokenizer_append_byte(&t, byte); }
     t.end_of_text = '\n';
     return t;
@@ -445,11 +528,77 @@ static inline Tokenizer tokenizer_load(const char *path) {
     return t;
 }
 
-// 64 bits that identify the tokens and their ids
+// (num_merges, caller frees) the merges by rank, as in Tokenizer.merges
+static inline uint64_t *tokenizer_merges_by_rank(const Tokenizer *t) {
+    uint64_t *by_rank = (uint64_t *)xcalloc((size_t)t->num_merges, sizeof *by_rank);
+    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
+        if (t->merges[slot]) { by_rank[((t->merges[slot] >> 16) & 0xFFFF) - 1] = t->merges[slot]; }
+    }
+    return by_rank;
+}
+
+// True if a merges file alone gives these ids.
+static inline bool tokenizer_is_gpt2_order(const Tokenizer *t) {
+    bool same = t->vocab_size == 257 + t->num_merges && t->num_added == 1 && t->end_of_text == t->vocab_size - 1;
+    for (int plain = 1, id = 0; plain >= 0; plain--) {
+        for (int byte = 0; byte < 256; byte++) {
+            if (tokenizer_byte_is_plain(byte) == plain) { same = same && t->byte_token[byte] == id++; }
+        }
+    }
+    for (int slot = 0; same && slot < TOKENIZER_MERGE_SLOTS; slot++) {
+        uint64_t merge = t->merges[slot];
+        same = !merge || (merge & 0xFFFF) == ((merge >> 16) & 0xFFFF) + 255;
+    }
+    return same;
+}
+
+// 64 bits that identify the tokens, their ids and the merges
 static inline uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     uint64_t hash = hash_bytes(0, t->start, ((size_t)t->vocab_size + 1) * sizeof *t->start);
-    return hash_bytes(hash, t->bytes, t->start[t->vocab_size]);
+    hash = hash_bytes(hash, t->bytes, t->start[t->vocab_size]);
+    if (!t->merges || tokenizer_is_gpt2_order(t)) { return hash; }  // the ids give the merges
+    uint64_t *by_rank = tokenizer_merges_by_rank(t);
+    hash = hash_bytes(hash, by_rank, (size_t)t->num_merges * sizeof *by_rank);
+    free(by_rank);
+    return hash_bytes(hash_word(hash, (uint64_t)t->end_of_text), t->kind, (size_t)t->vocab_size);
 }
+
+// Looks for an added token. Returns where the first one starts, and *token, the longest one there; without one `bytes`.
+static inline size_t tokenizer_find_added(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
+                                          int *token) {
+    for (size_t at = 0; at < bytes; at++) {
+        if (!t->starts_added[(uint8_t)text[at]]) { continue; }
+        size_t longest = 0;
+        bool special = false;
+        for (int i = 0; i < t->num_added; i++) {
+            int id = t->added[i];
+            size_t length = t->start[id + 1] - t->start[id];
+            if (length <= longest || length > bytes - at) { continue; }
+            if (memcmp(text + at, t->bytes + t->start[id], length) != 0) { continue; }
+            bool stays = (t->kind[id] & TOKEN_SPECIAL) && !e->takes_special;
+            special |= stays;
+            if (stays) { continue; }
+            longest = length;
+            *token = id;
+        }
+        if (longest) { return at; }
+        e->specials_as_text += special;
+    }
+    return bytes;
+}
+
+// tokenizer_encode_with for a text without added tokens
+static inline size_t tokenizer_encode_pretokens(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
+                                                int *tokens) {
+    size_t count = 0;
+    for (size_t at = 0, length; at < bytes; at += length) {
+        length = tokenizer_pretoken_length(text + at, bytes - at);
+        count += tokenizer_encode_cached(t, e, text + at, length, tokens + count);
+    }
+    return count;
+}
+
+static inline bool tokenizer_is_space(char c) { return c == ' ' || (uint8_t)(c - '\t') < 5; }
 
 // tokens (at least `bytes`) = the tokens of a text (bytes), of any bytes. Returns their number.
 static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
@@ -460,17 +609,27 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
         return count;
     }
     if (!e->cache) { e->cache = (TokenizerCached *)xcalloc((size_t)1 << TOKENIZER_CACHE_BITS, sizeof *e->cache); }
-    for (size_t at = 0, length; at < bytes; at += length) {
-        length = tokenizer_pretoken_length(text + at, bytes - at);
-        count += tokenizer_encode_cached(t, e, text + at, length, tokens + count);
+    for (size_t at = 0; at < bytes;) {
+        int token = -1;
+        size_t found = at + tokenizer_find_added(t, e, text + at, bytes - at, &token), end = found;
+        int kind = token < 0 ? 0 : t->kind[token];
+        while ((kind & TOKEN_STRIPS_LEFT) && end > at && tokenizer_is_space(text[end - 1])) { end--; }
+        count += tokenizer_encode_pretokens(t, e, text + at, end - at, tokens + count);
+        at = found;
+        if (token < 0) { continue; }
+        tokens[count++] = token;
+        at += t->start[token + 1] - t->start[token];
+        while ((kind & TOKEN_STRIPS_RIGHT) && at < bytes && tokenizer_is_space(text[at])) { at++; }
     }
     return count;
 }
 
-// *tokens = the tokens of a text (bytes), as tokenizer_encode_with; returns their number. The caller frees *tokens.
+// *tokens = the tokens of a prompt (bytes), whose special tokens are tokens; returns their number. The caller frees
+// *tokens.
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
     TokenizerEncoder e;
     memset(&e, 0, sizeof e);
+    e.takes_special = true;
     int *ids = (int *)xmalloc(bytes * sizeof *ids);
     size_t count = tokenizer_encode_with(t, &e, text, bytes, ids);
     tokenizer_free_encoder(&e);
@@ -478,15 +637,27 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return count;
 }
 
+// True if an added token goes across a place in a text (bytes).
+static inline bool tokenizer_cuts_added(const Tokenizer *t, const char *text, size_t bytes, size_t at) {
+    for (int i = 0; i < t->num_added; i++) {
+        uint32_t begin = t->start[t->added[i]], length = t->start[t->added[i] + 1] - begin;
+        for (size_t from = at < length ? 0 : at - length + 1; from < at && from + length <= bytes; from++) {
+            if (memcmp(text + from, t->bytes + begin, length) == 0) { return true; }
+        }
+    }
+    return false;
+}
+
 // A place where a text (bytes) that goes on can be cut: both parts have the pre-tokens of the whole. The place is at
 // least 1, and at most `max` or the end of the pre-token that crosses `max`. bytes: at least max +
-// TOKENIZER_MAX_PRETOKEN + 8.
-static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t max) {
+// TOKENIZER_MAX_PRETOKEN + 8. t: NULL if there are no added tokens.
+static inline size_t tokenizer_safe_cut(const Tokenizer *t, const char *text, size_t bytes, size_t max) {
     enum { SEARCHED = 4096 };
     // no pre-token crosses from a visible character to white space; ASCII needs no decoding
     for (size_t at = max; at > 1 && at + SEARCHED > max; at--) {
         uint8_t before = (uint8_t)text[at - 1];
-        if ((text[at] == ' ' || text[at] == '\n') && before > ' ' && before < 127) { return at; }
+        if ((text[at] != ' ' && text[at] != '\n') || before <= ' ' || before >= 127) { continue; }
+        if (!t || !tokenizer_cuts_added(t, text, bytes, at)) { return at; }
     }
     // else after the first pre-token, or a later one that is no white space: at the end of a text, white space is one
     // pre-token, and before a letter two
@@ -495,7 +666,7 @@ static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t m
         size_t length = tokenizer_pretoken_length(text + at, bytes - at);
         bool space = tokenizer_class_length(UNICODE_SPACE, text + at, length, &last) == length;
         at += length;
-        if (!space) { cut = at; }
+        if (!space && !(t && tokenizer_cuts_added(t, text, bytes, at))) { cut = at; }
     }
     return cut;
 }

@@ -1,24 +1,34 @@
 /*
 The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
-defines: tokenizer_symbol, tokenizer_merges_by_id, tokenizer_write_merges, tokenizer_write_vocab,
-         tokenizer_json_is_known, tokenizer_open
+defines: tokenizer_symbol, tokenizer_write_merges, tokenizer_write_vocab, tokenizer_write_json,
+         tokenizer_json_is_known, tokenizer_print_conflict, tokenizer_in_folder, tokenizer_open
 
-merges.txt       "#version: 0.2", then a line for each merge, in the order of the ids: two symbols with a space between
-vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the symbol of each id
-tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t", ...] or [["\u0120","t"], ...]}, ...}
-A symbol is a token with its bytes written as characters, as tokenizer.h describes.
+merges.txt       "#version: 0.2", then a line for each merge: two symbols with a space between
+vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the id of each symbol. Next to a merges.txt (of vocab.bpe it is
+                 encoder.json) it decides the ids; without it they are in GPT-2's order (tokenizer.h)
+tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t", ...] or [["\u0120","t"], ...]},
+                 "added_tokens":[{"id":50256,"content":"<|endoftext|>","special":true, ...}], ...}: both, and what is
+                 done before and after. Anything there that GPT-2's tokenizer does not do is refused by name.
+tokenizer_config.json, added_tokens.json, special_tokens_map.json, config.json   next to them: added tokens, eos_token
+A symbol is a token with its bytes written as characters, as tokenizer.h describes; an added token is written as it is.
+A token of the vocabulary that no merge makes, with a name such as <s>, <|x|> or [PAD], counts as a special one.
+End-of-text is <|endoftext|>; without it eos_token, then a special eos_token_id of config.json, then </s>. A vocabulary
+without any gets <|endoftext|> as its next id, as in transformers.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"
+#include <sys/stat.h>
 
 // symbol (2 * TOKENIZER_MAX_TOKEN_BYTES) = a token as a symbol, without a NUL. Returns its bytes.
 static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbol) {
     size_t bytes, length = 0;
     const char *text = tokenizer_decode(t, token, &bytes);
-    for (size_t i = 0; i < bytes; i++) {
+    bool added = token < t->vocab_size && t->kind[token];
+    if (added) { memcpy(symbol, text, bytes); }
+    for (size_t i = 0; i < (added ? 0 : bytes); i++) {
         int byte = (uint8_t)text[i], code = byte;
         if (!tokenizer_byte_is_plain(byte)) {
             code = 256;
@@ -27,16 +37,7 @@ static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbo
         if (code >= 128) { symbol[length++] = (char)(0xC0 | code >> 6); }
         symbol[length++] = (char)(code < 128 ? code : 0x80 | (code & 0x3F));
     }
-    return length;
-}
-
-// (vocab_size, caller frees) the merge that makes each token, as in Tokenizer.merges; 0: a byte or end-of-text
-static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
-    uint64_t *of_id = (uint64_t *)xcalloc((size_t)t->vocab_size, sizeof *of_id);
-    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
-        if (t->merges[slot]) { of_id[(uint32_t)t->merges[slot]] = t->merges[slot]; }
-    }
-    return of_id;
+    return added ? bytes : length;
 }
 
 // line (4 * TOKENIZER_MAX_TOKEN_BYTES + 1) = the two symbols of a merge, without a NUL. Returns its bytes.
@@ -50,17 +51,18 @@ static inline size_t tokenizer_merge_line(const Tokenizer *t, uint64_t merge, ch
 static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
     char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     PartFile file = part_open(path);
-    uint64_t *of_id = tokenizer_merges_by_id(t);
+    uint64_t *by_rank = tokenizer_merges_by_rank(t);
     part_put(&file, "#version: 0.2\n", 14);
-    for (int id = 256; id < t->end_of_text; id++) {
-        part_put(&file, line, tokenizer_merge_line(t, of_id[id], line));
+    for (int rank = 0; rank < t->num_merges; rank++) {
+        part_put(&file, line, tokenizer_merge_line(t, by_rank[rank], line));
         part_put(&file, "\n", 1);
     }
-    free(of_id);
+    free(by_rank);
     return part_finish(&file);
 }
 
-// Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges.
+// Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges, and ids in GPT-2's
+// order.
 static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
     char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
     PartFile file = part_open(path);
@@ -78,20 +80,282 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
     return part_finish(&file);
 }
 
-// ---- reading tokenizer.json
+// Writes tokenizer.json, under its final name when it is whole; returns 0 or an errno. t has merges. alone: no
+// tokenizer_config.json names end-of-text, so the file does, in a key of our own at which transformers wonders aloud.
+static inline int tokenizer_write_json(const Tokenizer *t, const char *path, bool alone) {
+    static const char format[] =
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],\"normalizer\":null,"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
+        ","
+        "\"post_processor\":null,"
+        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
+        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+        "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{},\"merges\":[]}}";
+    char text[4 * TOKENIZER_MAX_TOKEN_BYTES + 2];
+    cJSON *json = cJSON_Parse(format), *model = cJSON_GetObjectItem(json, "model");
+    cJSON *vocab = cJSON_GetObjectItem(model, "vocab"), *merges = cJSON_GetObjectItem(model, "merges");
+    for (int id = 0; id < t->vocab_size; id++) {
+        size_t length = tokenizer_symbol(t, id, text);
+        text[length] = 0;
+        if (length == 0) { continue; }
+        cJSON_AddNumberToObject(vocab, text, id);
+        if (!t->kind[id]) { continue; }
+        cJSON *added = cJSON_CreateObject();
+        cJSON_AddNumberToObject(added, "id", id);
+        cJSON_AddStringToObject(added, "content", text);
+        cJSON_AddBoolToObject(added, "single_word", false);
+        cJSON_AddBoolToObject(added, "lstrip", (t->kind[id] & TOKEN_STRIPS_LEFT) != 0);
+        cJSON_AddBoolToObject(added, "rstrip", (t->kind[id] & TOKEN_STRIPS_RIGHT) != 0);
+        cJSON_AddBoolToObject(added, "normalized", false);
+        cJSON_AddBoolToObject(added, "special", (t->kind[id] & TOKEN_SPECIAL) != 0);
+        if (alone && id == t->end_of_text) { cJSON_AddBoolToObject(added, "end_of_text", true); }
+        cJSON_AddItemToArray(cJSON_GetObjectItem(json, "added_tokens"), added);
+    }
+    uint64_t *by_rank = tokenizer_merges_by_rank(t);
+    for (int rank = 0; rank < t->num_merges; rank++) {
+        text[tokenizer_merge_line(t, by_rank[rank], text)] = 0;
+        cJSON_AddItemToArray(merges, cJSON_CreateString(text));
+    }
+    free(by_rank);
+    int error = write_json(path, json);
+    cJSON_Delete(json);
+    return error;
+}
 
-// True if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with GPT-2's
-// pattern, a BPE.
-static inline bool tokenizer_json_is_gpt2(const cJSON *json) {
+// ---- names and ids as the files have them
+
+// By id; it lives as long as the JSON that holds the names.
+typedef struct {
+    const char *path;    // of the vocabulary, for messages
+    const char **names;  // (TOKENIZER_MAX_VOCAB) NULL: no token
+    uint8_t *kinds;      // (TOKENIZER_MAX_VOCAB) as Tokenizer.kind
+    int count;           // the highest id + 1
+    int end_of_text;     // named by a tokenizer.json of this trainer; -1: none
+} VocabNames;
+
+static inline void vocab_put(VocabNames *v, const char *name, const cJSON *number, int kind) {
+    double id = cJSON_IsNumber(number) ? number->valuedouble : -1;
+    if (!(id >= 0 && id < TOKENIZER_MAX_VOCAB) || id != floor(id) || strlen(name) > TOKENIZER_MAX_TOKEN_BYTES * 2) {
+        input_error(
+            "%s: the token '%.60s' has the id %.0f; expected whole ids from 0 to %d, which fit a token shard, and "
+            "tokens of at most %d bytes",
+            v->path, name, id, TOKENIZER_MAX_VOCAB - 1, TOKENIZER_MAX_TOKEN_BYTES);
+    }
+    const char **slot = &v->names[(int)id];
+    bool replaces = kind && !v->kinds[(int)id];  // an added token has its name as it is
+    if (*slot && strcmp(*slot, name) != 0 && !replaces) {
+        input_error("%s: the tokens '%.60s' and '%.60s' have one id, %.0f; copy the tokenizer's files from one place",
+                    v->path, *slot, name, id);
+    }
+    *slot = name;
+    if (kind) { v->kinds[(int)id] = (uint8_t)kind; }
+    if (id >= v->count) { v->count = (int)id + 1; }
+}
+
+// the added token of an entry: {"content":"<s>","special":true,...}
+static inline void vocab_put_added(VocabNames *v, const cJSON *entry, const cJSON *id) {
+    const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "content"));
+    if (!content || !*content) { input_error("%s: an added token has no content; copy the file again", v->path); }
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "single_word"))) {
+        input_error(
+            "%s: the added token '%.60s' is a token as a whole word only (single_word), which this trainer does "
+            "not do; set it to false, or give another tokenizer",
+            v->path, content);
+    }
+    int kind = TOKEN_ADDED;
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "special"))) { kind |= TOKEN_SPECIAL; }
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "lstrip"))) { kind |= TOKEN_STRIPS_LEFT; }
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "rstrip"))) { kind |= TOKEN_STRIPS_RIGHT; }
+    vocab_put(v, content, id, kind);
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "end_of_text"))) { v->end_of_text = id->valueint; }
+}
+
+// True for <s>, <|endoftext|>, [PAD]: names that special tokens have.
+static inline bool name_is_special(const char *name, size_t length) {
+    return length > 2 && ((name[0] == '<' && name[length - 1] == '>') || (name[0] == '[' && name[length - 1] == ']'));
+}
+
+// the JSON object FOLDER/name, which the caller deletes; NULL: there is none
+static inline cJSON *json_in(const char *folder, const char *name) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s", folder, name);
+    return try_read_json(path);
+}
+
+// a tokenizer with the tokens of a vocabulary, without merges
+static inline Tokenizer tokenizer_of_names(const VocabNames *v) {
+    size_t bytes = 1 + strlen(TOKENIZER_END_OF_TEXT);
+    for (int id = 0; id < v->count; id++) { bytes += v->names[id] ? strlen(v->names[id]) : 0; }
+    Tokenizer t = tokenizer_alloc(bytes, TOKENIZER_MAX_VOCAB, true);
+    for (int id = 0; id < v->count; id++) {
+        char decoded[TOKENIZER_MAX_TOKEN_BYTES];
+        const char *name = v->names[id] ? v->names[id] : "";
+        size_t length = strlen(name);
+        int count = v->kinds[id] ? -1 : tokenizer_symbol_bytes(name, length, decoded, sizeof decoded);
+        if (count < 0 && length > TOKENIZER_MAX_TOKEN_BYTES) {
+            input_error("%s: the token '%.60s...' has more than %d bytes; give another tokenizer", v->path, name,
+                        TOKENIZER_MAX_TOKEN_BYTES);
+        }
+        tokenizer_add_token(&t, count < 0 ? name : decoded, count < 0 ? length : (size_t)count, v->kinds[id]);
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        char c = (char)byte;
+        int id = tokenizer_find(&t, &c, 1);
+        if (id < 0) {
+            input_error(
+                "%s: no token is the byte 0x%02X, so some texts have no tokens; give a byte-level vocabulary with "
+                "all 256 bytes, as GPT-2's",
+                v->path, (unsigned)byte);
+        }
+        t.byte_token[byte] = (uint16_t)id;
+    }
+    return t;
+}
+
+// Makes a token that has no kind an added, special one.
+static inline void tokenizer_make_special(Tokenizer *t, int id) {
+    if (t->kind[id]) { return; }
+    t->kind[id] = TOKEN_ADDED | TOKEN_SPECIAL;
+    t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
+    t->added[t->num_added++] = id;
+    t->starts_added[(uint8_t)t->bytes[t->start[id]]] = true;
+}
+
+// makes the tokens with names of special tokens special, unless a merge makes them
+static inline void tokenizer_find_special(Tokenizer *t) {
+    bool *made = (bool *)xcalloc(TOKENIZER_MAX_VOCAB, sizeof *made);
+    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
+        if (t->merges[slot]) { made[t->merges[slot] & 0xFFFF] = true; }
+    }
+    for (int id = 0; id < t->vocab_size; id++) {
+        bool special = name_is_special(t->bytes + t->start[id], t->start[id + 1] - t->start[id]);
+        if (special && !made[id]) { tokenizer_make_special(t, id); }
+    }
+    free(made);
+}
+
+// the id of the eos_token of a JSON object, as a string or {"content":...}; -1: none
+static inline int tokenizer_eos_of(const Tokenizer *t, const cJSON *json) {
+    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token");
+    const char *name =
+        cJSON_GetStringValue(cJSON_IsObject(eos) ? cJSON_GetObjectItemCaseSensitive(eos, "content") : eos);
+    return name ? tokenizer_find(t, name, strlen(name)) : -1;
+}
+
+// Sets end_of_text: `end`, or if that is -1 the first that is found. folder: with the other files; NULL: none
+static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder) {
+    static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json", "config.json"};
+    static const char *const usual[] = {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"};
+    if (end < 0) { end = tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)); }
+    for (int i = 0; folder && end < 0 && i < 3; i++) {
+        cJSON *json = json_in(folder, files[i]);
+        const cJSON *number = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id");
+        bool special = cJSON_IsNumber(number) && number->valueint >= 0 && number->valueint < t->vocab_size &&
+                       (t->kind[number->valueint] & TOKEN_SPECIAL);
+        end = i < 2 ? tokenizer_eos_of(t, json) : special ? number->valueint : -1;
+        cJSON_Delete(json);
+    }
+    for (int i = 0; end < 0 && i < 4; i++) { end = tokenizer_find(t, usual[i], strlen(usual[i])); }
+    if (end < 0 && t->vocab_size == TOKENIZER_MAX_VOCAB) {
+        input_error("the tokenizer has %d tokens and none for end-of-text; name one as eos_token", t->vocab_size);
+    }
+    if (end < 0) {
+        tokenizer_append_end_of_text(t);
+    } else {
+        t->end_of_text = end;
+        tokenizer_make_special(t, end);
+    }
+}
+
+// ---- what GPT-2's tokenizer does not do
+
+#define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+static inline const char *json_type(const cJSON *json) {
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "type"));
+    return type ? type : "";
+}
+
+// True if a pre_tokenizer splits as GPT-2: ByteLevel with its own pattern, or that pattern and then ByteLevel.
+static inline bool json_splits_as_gpt2(const cJSON *json) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "pretokenizers"), *split = cJSON_GetArrayItem(list, 0);
+    bool sequence = strcmp(json_type(json), "Sequence") == 0;
+    if (sequence) {
+        const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(split, "pattern");
+        const char *regex = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(pattern, "Regex"));
+        const char *behavior = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(split, "behavior"));
+        json = cJSON_GetArrayItem(list, 1);
+        if (cJSON_GetArraySize(list) != 2 || !regex || strcmp(regex, GPT2_PATTERN) != 0) { return false; }
+        if (!behavior || strcmp(behavior, "Isolated") != 0) { return false; }
+    }
+    bool own_pattern = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(json, "use_regex"));
+    return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence &&
+           !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "add_prefix_space"));
+}
+
+// True if a post_processor, or a part of it, adds tokens to a text.
+static inline bool json_adds_tokens(const cJSON *json) {
+    const cJSON *part;
+    bool adds = strcmp(json_type(json), "BertProcessing") == 0 || strcmp(json_type(json), "RobertaProcessing") == 0;
+    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(json, "single")) {
+        adds = adds || cJSON_GetObjectItemCaseSensitive(part, "SpecialToken") != NULL;
+    }
+    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(json, "processors")) {
+        adds = adds || json_adds_tokens(part);
+    }
+    return adds;
+}
+
+// text (PATH_LENGTH) = what tokenizer.json does that GPT-2's tokenizer does not, in words; "" if nothing
+static inline void json_find_foreign(char *text, const cJSON *json) {
+    static const char *const model_keys[] = {"end_of_word_suffix", "continuing_subword_prefix", "dropout",
+                                             "ignore_merges"};
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
+    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(json, "normalizer");
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
-    const char *split = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
-    return (!type || strcmp(type, "BPE") == 0) && cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) &&
-           cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges")) &&
-           !cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(json, "normalizer")) && split &&
-           strcmp(split, "ByteLevel") == 0 && !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex")) &&
-           !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
+    const cJSON *after = cJSON_GetObjectItemCaseSensitive(json, "post_processor");
+    *text = 0;
+    if (*json_type(model) && strcmp(json_type(model), "BPE") != 0) {
+        format_path(text, "a %.60s model, and GPT-2's is a BPE", json_type(model));
+    } else if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
+               !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
+        format_path(text, "no vocab and merges of a BPE");
+    } else if (cJSON_IsObject(normalizer)) {
+        format_path(text, "a normalizer (%.60s), and GPT-2's has none", json_type(normalizer));
+    } else if (!json_splits_as_gpt2(splitter)) {
+        bool space = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
+        format_path(text, "a pre-tokenizer (%.60s) that %s", *json_type(splitter) ? json_type(splitter) : "none",
+                    space ? "adds a space before each text" : "does not split with GPT-2's pattern");
+    } else if (json_adds_tokens(after)) {
+        format_path(text, "a post-processor (%.60s) that adds tokens to each text, such as BOS", json_type(after));
+    }
+    for (int i = 0; i < 4 && !*text; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(model, model_keys[i]);
+        const char *string = cJSON_GetStringValue(value);
+        bool set = (string && *string) || cJSON_IsTrue(value) || (cJSON_IsNumber(value) && value->valuedouble != 0);
+        char *found = cJSON_PrintUnformatted(value);
+        if (set) { format_path(text, "\"%s\":%.60s, and GPT-2's has none", model_keys[i], found); }
+        cJSON_free(found);
+    }
+}
+
+// Stops if tokenizer_config.json asks for more than its tokenizer does.
+static inline void tokenizer_check_config(const cJSON *config, const char *folder) {
+    static const char *const keys[] = {"add_bos_token", "add_eos_token", "add_prefix_space"};
+    const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "tokenizer_class"));
+    for (int i = 0; i < 3; i++) {
+        if (!cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config, keys[i]))) { continue; }
+        input_error(
+            "'%s/tokenizer_config.json' has \"%s\":true, and this trainer adds nothing to a text; set it to false "
+            "if the model was trained without",
+            folder, keys[i]);
+    }
+    if (kind && (strncmp(kind, "Roberta", 7) == 0 || strncmp(kind, "Bart", 4) == 0)) {
+        input_error(
+            "'%s/tokenizer_config.json' names %.60s, which adds <s> and </s> to each text, and this trainer adds "
+            "nothing; give the tokenizer of a GPT-2",
+            folder, kind);
+    }
 }
 
 // True if a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges.
@@ -107,33 +371,24 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     return bytes && !id;
 }
 
-// True if tokenizer_open can load a tokenizer.json.
-static inline bool tokenizer_json_is_known(const char *path) {
+// False for a tokenizer.json that tokenizer_open refuses; `why` (PATH_LENGTH) says what it has.
+static inline bool tokenizer_json_is_known(const char *path, char *why) {
     cJSON *json = try_read_json(path);
-    bool known = json && (tokenizer_json_is_gpt2(json) || tokenizer_json_is_bytes(json));
+    *why = 0;
+    if (!json) { format_path(why, "no JSON object"); }
+    if (json && !tokenizer_json_is_bytes(json)) { json_find_foreign(why, json); }
     cJSON_Delete(json);
-    return known;
+    return !*why;
 }
 
-// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other one.
-static inline Tokenizer tokenizer_load_json(const char *path) {
-    cJSON *json = read_json(path), *item;
-    if (!json) { input_error("%s: there is no such file; check the path", path); }
-    if (tokenizer_json_is_bytes(json)) {
-        cJSON_Delete(json);
-        return tokenizer_bytes();
-    }
-    if (!tokenizer_json_is_gpt2(json)) {
-        input_error(
-            "%s: expected a BPE with vocab and merges, without a normalizer, and ByteLevel with GPT-2's pattern and "
-            "without a prefix space, as in GPT-2's tokenizer.json; beside a vocab.json, give the merges.txt",
-            path);
-    }
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
-    char *text = NULL, expected[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    size_t bytes;
+// ---- reading
+
+// The merges of tokenizer.json as the text of a merges file, which the caller frees.
+static inline char *json_merges_text(const cJSON *json, const char *path, size_t *bytes) {
+    const cJSON *item, *model = cJSON_GetObjectItemCaseSensitive(json, "model");
+    char *text = NULL;
     int number = 0;
-    FILE *lines = open_memstream(&text, &bytes);  // as in merges.txt
+    FILE *lines = open_memstream(&text, bytes);
     if (!lines) { run_error("out of memory while reading %s", path); }
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(model, "merges")) {
         const char *line = cJSON_GetStringValue(item);
@@ -146,22 +401,158 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
         fprintf(lines, "%s%s%s\n", line ? line : left, line ? "" : " ", line ? "" : right);
     }
     fclose(lines);
-    Tokenizer t = tokenizer_parse_merges(path, text, bytes);
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(model, "vocab")) {
-        int id = cJSON_IsNumber(item) ? item->valueint : -1;
-        expected[tokenizer_symbol(&t, id, expected)] = 0;
-        bool is_end = id == t.end_of_text && strcmp(item->string, TOKENIZER_END_OF_TEXT) == 0;
-        if (is_end || (*expected && strcmp(item->string, expected) == 0)) { continue; }
-        input_error("%s: the token '%.60s' has the id %d, which is another token in GPT-2's order of ids (bytes, "
-                    "merges, end-of-text); give a tokenizer in that order",
-                    path, item->string, id);
+    return text;
+}
+
+// the added tokens of the files in the folder
+static inline void vocab_read_folder(VocabNames *v, const cJSON *config, const cJSON *added_tokens) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(config, "added_tokens_decoder")) {
+        cJSON *id = cJSON_CreateNumber(strtod(item->string, NULL));
+        vocab_put_added(v, item, id);
+        cJSON_Delete(id);
     }
-    free(text);
-    cJSON_Delete(json);
+    cJSON_ArrayForEach(item, added_tokens) {
+        int special = name_is_special(item->string, strlen(item->string)) ? TOKEN_SPECIAL : 0;
+        double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        bool known = id >= 0 && id < v->count && v->kinds[(int)id];
+        if (!known) { vocab_put(v, item->string, item, TOKEN_ADDED | special); }
+    }
+}
+
+// The tokenizer of a vocabulary, of the added tokens and of merges in text form. path: of the merges. folder: with
+// tokenizer_config.json and the like; NULL: none
+static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, const char *vocab_path,
+                                        const char *path, const char *merges, size_t bytes, const char *folder) {
+    VocabNames v = {vocab_path, (const char **)xcalloc(TOKENIZER_MAX_VOCAB, sizeof(char *)),
+                    (uint8_t *)xcalloc(TOKENIZER_MAX_VOCAB, 1), 0, -1};
+    cJSON *config = folder ? json_in(folder, "tokenizer_config.json") : NULL;
+    cJSON *added_tokens = folder && !added ? json_in(folder, "added_tokens.json") : NULL;
+    const cJSON *item;
+    if (folder) { tokenizer_check_config(config, folder); }
+    cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
+    cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, cJSON_GetObjectItemCaseSensitive(item, "id")); }
+    vocab_read_folder(&v, config, added_tokens);
+    Tokenizer t = tokenizer_of_names(&v);
+    tokenizer_read_merges(&t, path, merges, bytes, true);
+    tokenizer_find_special(&t);
+    tokenizer_find_end(&t, v.end_of_text, folder);
+    cJSON_Delete(config);
+    cJSON_Delete(added_tokens);
+    free(v.names);
+    free(v.kinds);
     return t;
 }
 
-// Loads a merges file, gpt2_tokenizer.bin or, if the name ends in .json, tokenizer.json. Free with tokenizer_free.
+// True if the file has a name by which Hugging Face's programs find it, and so the other files in its folder.
+static inline bool file_is_of_folder(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    return strcmp(name, "merges.txt") == 0 || strcmp(name, "tokenizer.json") == 0;
+}
+
+static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json) {
+    char foreign[PATH_LENGTH], folder[PATH_LENGTH];
+    if (tokenizer_json_is_bytes(json)) { return tokenizer_bytes(); }
+    json_find_foreign(foreign, json);
+    if (*foreign) {
+        input_error("%s has %s; give a tokenizer that works as GPT-2's, or make the token shards with the model's own "
+                    "program",
+                    path, foreign);
+    }
+    size_t bytes;
+    char *merges = json_merges_text(json, path, &bytes);
+    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "model"), "vocab");
+    folder_of(folder, path);
+    Tokenizer t = tokenizer_build(vocab, cJSON_GetObjectItemCaseSensitive(json, "added_tokens"), path, path, merges,
+                                  bytes, file_is_of_folder(path) ? folder : NULL);
+    free(merges);
+    return t;
+}
+
+static inline Tokenizer tokenizer_load_with_vocab(const char *path, const char *vocab_path) {
+    char folder[PATH_LENGTH];
+    size_t bytes;
+    char *merges = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
+    cJSON *vocab = read_json(vocab_path);
+    if (!merges) { input_error("%s: could not read the merges: %s; copy the file again", path, strerror(errno)); }
+    folder_of(folder, path);
+    Tokenizer t =
+        tokenizer_build(vocab, NULL, vocab_path, path, merges, bytes, file_is_of_folder(path) ? folder : NULL);
+    cJSON_Delete(vocab);
+    free(merges);
+    return t;
+}
+
+// other (PATH_LENGTH) = path with another ending, if it has this one; else ""
+static inline void path_with_ending(char *other, const char *path, const char *ending, const char *new_ending) {
+    *other = 0;
+    if (!has_ending(path, ending)) { return; }
+    format_path(other, "%.*s%s", (int)(strlen(path) - strlen(ending)), path, new_ending);
+}
+
+// path (PATH_LENGTH) = the tokenizer's file in a folder: tokenizer.json, merges.txt or vocab.bpe; "": none. Skips a
+// tokenizer.json that is refused: then `why` (PATH_LENGTH) says what it has.
+static inline void tokenizer_in_folder(char *path, const char *folder, char *why) {
+    static const char *const names[] = {"tokenizer.json", "merges.txt", "vocab.bpe"};
+    *why = 0;
+    for (int i = 0; i < 3; i++) {
+        format_path(path, "%s/%s", folder, names[i]);
+        if (access(path, R_OK) == 0 && (i > 0 || tokenizer_json_is_known(path, why))) { return; }
+    }
+    *path = 0;
+}
+
+// Prints a note if a tokenizer.json and the merges.txt beside it have other merges.
+static inline void tokenizer_print_conflict(const char *path) {
+    char merges[PATH_LENGTH];
+    size_t bytes, other_bytes;
+    path_with_ending(merges, path, "tokenizer.json", "merges.txt");
+    cJSON *json = *merges && access(merges, R_OK) == 0 ? try_read_json(path) : NULL;
+    if (!json) { return; }
+    char *text = json_merges_text(json, path, &bytes),
+         *other = read_whole_file(merges, TOKENIZER_MAX_FILE, &other_bytes);
+    const char *a = text, *b = other ? other : "";
+    if (strncmp(b, "\xef\xbb\xbf", 3) == 0) { b += 3; }
+    if (strncmp(b, "#version", 8) == 0) { b += strcspn(b, "\n") + (strchr(b, '\n') != NULL); }
+    for (; *a && *b; a++, b++) {
+        if (*b == '\r' && b[1] == '\n') { b++; }
+        if (*a != *b) { break; }
+    }
+    if (*b || strcmp(a, "\n") > 0) {
+        fprintf(stderr, "note      '%s' has other merges than '%s': the first is used\n", path, merges);
+    }
+    free(text);
+    free(other);
+    cJSON_Delete(json);
+}
+
+// Loads a merges file with the vocab.json next to it, tokenizer.json, vocab.json with the merges.txt next to it,
+// gpt2_tokenizer.bin, or one of a folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with
+// tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
-    return has_ending(path, ".json") ? tokenizer_load_json(path) : tokenizer_load(path);
+    char other[PATH_LENGTH], why[PATH_LENGTH];
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        tokenizer_in_folder(other, path, why);
+        if (*other) { return tokenizer_open(other); }
+        format_path(other, "%s/tokenizer.json", path);
+        if (*why) { return tokenizer_open(other); }
+        input_error("%s: the folder has no tokenizer.json, merges.txt or vocab.bpe; give the tokenizer's file", path);
+    }
+    if (!has_ending(path, ".json")) {
+        path_with_ending(other, path, "merges.txt", "vocab.json");
+        if (!*other) { path_with_ending(other, path, "vocab.bpe", "encoder.json"); }
+        return *other && access(other, F_OK) == 0 ? tokenizer_load_with_vocab(path, other) : tokenizer_load(path);
+    }
+    cJSON *json = read_json(path);
+    if (!json) { input_error("%s: there is no such file; check the path", path); }
+    path_with_ending(other, path, "vocab.json", "merges.txt");
+    bool is_vocab = *other && !cJSON_GetObjectItemCaseSensitive(json, "model");
+    if (is_vocab && access(other, F_OK) != 0) {
+        input_error("%s is a vocabulary without '%s' next to it; put the merges of the same tokenizer there", path,
+                    other);
+    }
+    Tokenizer t = is_vocab ? tokenizer_load_with_vocab(other, path) : tokenizer_load_json(path, json);
+    cJSON_Delete(json);
+    return t;
 }

@@ -38,13 +38,14 @@ typedef struct {
 
 // ---- validation
 
-// (V) the bytes of each token, end-of-text 0; the caller frees them. In a vocabulary of bytes every token has one.
+// (V) the bytes of each token, special ones 0; the caller frees them. In a vocabulary of bytes every token has one.
 static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
     int *bytes = (int *)xcalloc((size_t)V, sizeof *bytes);
     for (int id = 0; id < V; id++) {
         size_t count;
         tokenizer_decode(tokenizer, id, &count);
-        bytes[id] = tokenizer->merges && id == tokenizer->end_of_text ? 0 : (int)count;
+        bool special = tokenizer->merges && id < tokenizer->vocab_size && (tokenizer->kind[id] & TOKEN_SPECIAL);
+        bytes[id] = special ? 0 : (int)count;
     }
     return bytes;
 }
@@ -263,6 +264,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
         f->hellaswag = hellaswag_read_json("--eval", a->eval, &f->tokenizer, a->T);
     } else {
         f->text = corpus_open("--eval", a->eval, a->field);
+        f->text.tokenizer = &f->tokenizer;
     }
 }
 
@@ -289,6 +291,7 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
         if (piece.ends_document) { score_text_window(s); }
         inside = !piece.ends_document && (inside || piece.bytes > 0);
     }
+    print_specials(stderr, encoder.specials_as_text);
     tokenizer_free_encoder(&encoder);
 }
 
@@ -298,7 +301,8 @@ enum { EVAL_CHUNK_TOKENS = 64 << 10 };  // of a shard, read at once
 static inline void eval_shards(TextScore *s, const EvalFile *f) {
     const uint64_t chunk = EVAL_CHUNK_TOKENS;
     int V = s->batch.m->vocab_size, *token_bytes = f->has_tokenizer ? eval_token_bytes(&f->tokenizer, V) : NULL;
-    int *ids = (int *)xmalloc(chunk * sizeof *ids), end_of_text = f->shards.vocab_size - 1;
+    int *ids = (int *)xmalloc(chunk * sizeof *ids),
+        end_of_text = document_start(f->has_tokenizer ? &f->tokenizer : NULL, f->shards.vocab_size);
     TokenReader reader = token_reader_open(&f->shards, EVAL_CHUNK_TOKENS, V);
     for (int file = 0; file < f->shards.num_files; file++) {
         const TokenFile *shard = &f->shards.files[file];

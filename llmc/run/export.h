@@ -6,7 +6,8 @@ gguf      for llama.cpp: architecture gpt2, with the tokenizer in the file. llam
           classifier, so the file has no output.weight. Weights are (out, in). The position embedding and vectors are
           F32, as in files of llama.cpp's converter, and so are weights stored as F64.
 llmc      llm.c's model file: BF16 if all weights are, else F32. It has no tokenizer.
-Tokens    A token's name is its symbol in vocab.json. Ids beyond the tokenizer are named [PAD50257] and unused.
+Tokens    A token's name is its symbol in vocab.json. Ids without a token are named [PAD50257] and unused. The end token
+          is the eos_token_id of the model's config.json, if it has one.
 Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, and no merges: llama.cpp then maps each
           byte of a text in UTF-8 to its id. A text begins with a newline, as in --generate. llama.cpp stops at the
           end-of-text token, which is byte 0: a newline would stop every text after one line.
@@ -62,39 +63,41 @@ static inline void export_gguf_keys(GgufWriter *w, const TrainArgs *a, const Mod
 }
 
 static inline void export_gguf_tokens(GgufWriter *w, const Tokenizer *t, int vocab_size) {
-    enum { NORMAL = 1, CONTROL = 3, UNUSED = 5 };  // llama.cpp's token types
+    enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };  // llama.cpp's token types
     char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
     gguf_key_array(w, "tokenizer.ggml.tokens", GGUF_VALUE_STRING, (uint64_t)vocab_size);
     for (int id = 0; id < vocab_size; id++) {
-        bool padding = id >= t->vocab_size;
-        size_t length =
-            padding ? (size_t)snprintf(symbol, sizeof symbol, "[PAD%d]", id) : tokenizer_symbol(t, id, symbol);
+        size_t length = tokenizer_symbol(t, id, symbol);
+        if (length == 0) { length = (size_t)snprintf(symbol, sizeof symbol, "[PAD%d]", id); }
         gguf_put_string(w, symbol, length);
     }
     gguf_key_array(w, "tokenizer.ggml.token_type", GGUF_VALUE_I32, (uint64_t)vocab_size);
     for (int id = 0; id < vocab_size; id++) {
-        bool end_of_text = t->merges && id == t->end_of_text;
-        gguf_put_u32(w, id >= t->vocab_size ? UNUSED : end_of_text ? CONTROL : NORMAL);
+        int kind = id < t->vocab_size ? t->kind[id] : 0;
+        bool unused = id >= t->vocab_size || t->start[id + 1] == t->start[id];
+        gguf_put_u32(w, unused ? UNUSED : kind & TOKEN_SPECIAL ? CONTROL : kind ? USER_DEFINED : NORMAL);
     }
 }
 
-// an array of "left right" in the order of the ids; empty for bytes
+// an array of "left right", the first merge first; empty for bytes
 static inline void export_gguf_merges(GgufWriter *w, const Tokenizer *t) {
     char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    int end = t->merges ? t->end_of_text : 256;
-    uint64_t *of_id = t->merges ? tokenizer_merges_by_id(t) : NULL;
-    gguf_key_array(w, "tokenizer.ggml.merges", GGUF_VALUE_STRING, (uint64_t)end - 256);
-    for (int id = 256; id < end; id++) { gguf_put_string(w, line, tokenizer_merge_line(t, of_id[id], line)); }
-    free(of_id);
+    uint64_t *by_rank = t->merges ? tokenizer_merges_by_rank(t) : NULL;
+    gguf_key_array(w, "tokenizer.ggml.merges", GGUF_VALUE_STRING, (uint64_t)t->num_merges);
+    for (int r = 0; r < t->num_merges; r++) { gguf_put_string(w, line, tokenizer_merge_line(t, by_rank[r], line)); }
+    free(by_rank);
 }
 
-static inline void export_gguf_tokenizer(GgufWriter *w, const Tokenizer *t, int vocab_size) {
+static inline void export_gguf_tokenizer(GgufWriter *w, const Tokenizer *t, const ModelFile *model) {
+    int vocab_size = model->config.vocab_size, bos = t->end_of_text, eos = t->merges ? bos : 0;
+    if (t->merges && model->bos >= 0 && model->bos < t->vocab_size) { bos = model->bos; }
+    if (t->merges && model->eos >= 0 && model->eos < t->vocab_size) { eos = model->eos; }
     gguf_key_string(w, "tokenizer.ggml.model", "gpt2");
     gguf_key_string(w, "tokenizer.ggml.pre", "gpt-2");
     export_gguf_tokens(w, t, vocab_size);
     export_gguf_merges(w, t);
-    gguf_key_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)t->end_of_text);
-    gguf_key_u32(w, "tokenizer.ggml.eos_token_id", t->merges ? (uint32_t)t->end_of_text : 0);
+    gguf_key_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)bos);
+    gguf_key_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)eos);
     gguf_put_key(w, "tokenizer.ggml.add_bos_token", GGUF_VALUE_BOOL);
     part_put(&w->out, "\0", 1);
 }
@@ -157,7 +160,7 @@ static inline void export_gguf(const TrainArgs *a, const ModelFile *model) {
     }
     GgufWriter w = gguf_create(export_open(a, FILE_GGUF));
     export_gguf_keys(&w, a, model);
-    export_gguf_tokenizer(&w, &tokenizer, c->vocab_size);
+    export_gguf_tokenizer(&w, &tokenizer, model);
     export_gguf_tensors(&w, model);
     export_close(a, gguf_finish(&w));
     tokenizer_free(&tokenizer);

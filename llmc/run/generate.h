@@ -148,10 +148,11 @@ static inline void generate(const Generator *g, const int *prompt, size_t prompt
     free(logits);
 }
 
-// --generate: --samples continuations of the prompt, separated by a line ---. End-of-text ends one.
-static inline void generate_samples(const Generator *g, const int *prompt, size_t prompt_length) {
+// --generate: --samples continuations of the prompt, separated by a line ---. The token `end` ends one; without it, -1,
+// end-of-text.
+static inline void generate_samples(const Generator *g, const int *prompt, size_t prompt_length, int end) {
     bool is_bytes = g->tokenizer && !g->tokenizer->merges;  // its start of a document, a newline, is also in the text
-    int end = is_bytes ? -1 : document_start(g->tokenizer, g->vocab_size);
+    if (end < 0 && !is_bytes) { end = document_start(g->tokenizer, g->vocab_size); }
     for (int i = 0; i < g->args->samples; i++) {
         if (i > 0) { puts("---"); }
         generate(g, prompt, prompt_length, g->args->generate, end, SAMPLE_STREAM + (uint64_t)i);

@@ -1,6 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, prompt_text,
+defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, print_specials,
+         prompt_text,
          document_start, prompt_tokens, print_token
 */
 #pragma once
@@ -36,7 +37,8 @@ static inline const char *given_tokenizer(const TrainArgs *a) {
     return a->tokenizer && *a->tokenizer ? a->tokenizer : NULL;
 }
 
-// path = the merges that --tokenize wrote with these shards, or "": data/my_merges.txt of data/my_train_*.bin
+// path = the tokenizer that --tokenize wrote with these shards, or "": data/my_tokenizer.json or data/my_merges.txt of
+// data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
     const char *name = NULL;  // the last "_train_", or else the last "_val_"
     for (const char *at = shards; at && (at = strstr(at, "_val_")); at++) { name = at; }
@@ -45,30 +47,28 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     if (!name) { return; }
     char pattern[PATH_LENGTH];
     glob_t found;
-    format_path(pattern, "%.*s_merges.txt", (int)(name - shards), shards);
-    if (glob(pattern, 0, NULL, &found) != 0) { return; }
-    format_path(path, "%s", found.gl_pathv[0]);
-    globfree(&found);
+    static const char *const names[] = {"tokenizer.json", "merges.txt"};
+    for (int i = 0; i < 2 && !*path; i++) {
+        format_path(pattern, "%.*s_%s", (int)(name - shards), shards, names[i]);
+        if (glob(pattern, 0, NULL, &found) != 0) { continue; }
+        format_path(path, "%s", found.gl_pathv[0]);
+        globfree(&found);
+    }
 }
 
 // path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none. A
-// tokenizer.json of another kind is skipped.
+// tokenizer.json that is refused is skipped with a note.
 static inline void find_tokenizer_in(char *path, const char *folder) {
-    static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
-    char checkpoint[PATH_LENGTH];
+    char checkpoint[PATH_LENGTH], why[PATH_LENGTH];
     *path = 0;
     if (!folder || access(folder, F_OK) != 0) { return; }
-    const char *const folders[] = {folder, checkpoint_of_run(checkpoint, folder) ? checkpoint : folder};
-    for (int i = 0; i < 6; i++) {
-        const char *name = names[i % 3];
-        format_path(path, "%s/%s", folders[i / 3], name);
-        if (access(path, R_OK) == 0 && (!has_ending(name, ".json") || tokenizer_json_is_known(path))) { return; }
-    }
-    *path = 0;
+    tokenizer_in_folder(path, folder, why);
+    if (!*path && !*why && checkpoint_of_run(checkpoint, folder)) { tokenizer_in_folder(path, checkpoint, why); }
+    if (*why) { fprintf(stderr, "note      the tokenizer.json of '%s' is not used: it has %s\n", folder, why); }
 }
 
-// path = --tokenizer, or else the first of merges.txt, vocab.bpe and tokenizer.json in -e, in the folder that holds -e,
-// and in -o, each with its last checkpoint; else the merges of the shards of -i or --eval; or "".
+// path = --tokenizer, or else the first of tokenizer.json, merges.txt and vocab.bpe in -e, in the folder that holds -e,
+// and in -o, each with its last checkpoint; else the tokenizer of the shards of -i or --eval; or "".
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char parent[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
@@ -103,6 +103,21 @@ static inline void check_shards(const Tokenizer *tokenizer, const char *path, co
     tokenizer_free(&other);
 }
 
+// Drops added tokens that the model has no row for: adding [PAD] to a tokenizer does not resize the model.
+static inline void drop_added_tokens(Tokenizer *t, int vocab_size) {
+    int kept = 0, before = t->vocab_size;
+    while (t->vocab_size > vocab_size && t->vocab_size - 1 != t->end_of_text && t->kind[t->vocab_size - 1]) {
+        t->vocab_size--;
+    }
+    for (int i = 0; i < t->num_added; i++) {
+        if (t->added[i] < t->vocab_size) { t->added[kept++] = t->added[i]; }
+    }
+    t->num_added = kept;
+    if (t->vocab_size == before) { return; }
+    fprintf(stderr, "note      the model has no rows for the tokenizer's added tokens %d to %d: they are left out\n",
+            t->vocab_size, before - 1);
+}
+
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. False if there is none: text is
 // then printed as numbers. Stops if the tokenizer does not fit the model or the shards.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
@@ -115,6 +130,8 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
+    tokenizer_print_conflict(path);
+    drop_added_tokens(tokenizer, vocab_size);
     bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
     if (tokenizer->vocab_size > vocab_size || wrong_bytes) {
         input_error(
@@ -168,6 +185,15 @@ static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *promp
     }
     free(text);
     return count;
+}
+
+// The note on special tokens within the lines of a text.
+static inline void print_specials(FILE *out, uint64_t count) {
+    if (count == 0) { return; }
+    fprintf(out,
+            "note      read as text: %" PRIu64 " special token%s, such as <|endoftext|>, inside a line (one that is a "
+            "line of its own ends a document)\n",
+            count, plural_s(count));
 }
 
 // Prints one token as text, or as a number without a tokenizer (NULL). Control characters do not reach a terminal.

@@ -6,7 +6,7 @@ Blocks      A thread reads a block of about 1 MiB, encodes it, waits for its tur
             in the order of the corpus, so the shards do not depend on the number of threads.
 Validation  A piece goes to the validation shard while that holds less than its share of the tokens so far. A piece is a
             document, or 64 KiB of a longer one.
-Tokenizer   OUT_merges.txt, where training on the shards finds it
+Tokenizer   OUT_merges.txt, or OUT_tokenizer.json if its ids are not in GPT-2's order: training on the shards finds it
 Memory      a block and its tokens for each thread, and the window of corpus.h
 */
 #pragma once
@@ -18,6 +18,7 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/run/run_dir.h"
+#include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include <omp.h>
 
@@ -43,7 +44,7 @@ typedef struct {
     const Tokenizer *tokenizer;
     Corpus corpus;
     ShardWriter writer;
-    uint64_t documents;
+    uint64_t documents, specials_as_text;
 } TokenizeJob;
 
 // ---- one block
@@ -121,6 +122,7 @@ static inline void tokenize_blocks(TokenizeJob *job) {
             block_write(job, &block);
             __atomic_store_n(&blocks_written, number + 1, __ATOMIC_RELEASE);
         } while (block.num_pieces > 0);
+        __atomic_add_fetch(&job->specials_as_text, block.encoder.specials_as_text, __ATOMIC_RELAXED);
         block_free(&block);
     }
 }
@@ -135,11 +137,13 @@ static inline void tokenize_print_end(const TokenizeJob *job, double seconds) {
     if (job->args->val_share > 0 && w->written[SHARD_VAL] == 0) {
         printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
     }
+    print_specials(stdout, job->specials_as_text);
 }
 
-// path = OUT_merges.txt. Stops if the file exists with other tokens.
-static inline void tokenize_merges_path(char *path, const TokenizeJob *job) {
-    format_path(path, "%s_merges.txt", job->args->tokenize);
+// path = the tokenizer's file of the shards. Stops if it exists with other tokens.
+static inline void tokenize_tokenizer_path(char *path, const TokenizeJob *job) {
+    bool plain = tokenizer_is_gpt2_order(job->tokenizer);
+    format_path(path, "%s_%s", job->args->tokenize, plain ? "merges.txt" : "tokenizer.json");
     if (access(path, F_OK) != 0) { return; }
     Tokenizer found = tokenizer_open(path);
     if (tokenizer_fingerprint(&found) != tokenizer_fingerprint(job->tokenizer)) {
@@ -153,9 +157,10 @@ static inline void tokenize_merges_path(char *path, const TokenizeJob *job) {
 // Writes the text in -i as token shards.
 static inline void tokenize_corpus(const TrainArgs *a) {
     TokenizeJob job;
-    char merges[PATH_LENGTH];
+    char path[PATH_LENGTH];
     double started = now_seconds();
     Tokenizer tokenizer = tokenizer_open(a->tokenizer);
+    tokenizer_print_conflict(a->tokenizer);
     memset(&job, 0, sizeof job);
     if (!tokenizer.merges) {
         input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
@@ -165,13 +170,18 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     job.args = a;
     job.tokenizer = &tokenizer;
     job.corpus = corpus_open("-i", a->train_data, a->field);
-    tokenize_merges_path(merges, &job);
+    job.corpus.tokenizer = &tokenizer;
+    tokenize_tokenizer_path(path, &job);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
     tokenize_blocks(&job);
     if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
-    int error = access(merges, F_OK) == 0 ? 0 : tokenizer_write_merges(&tokenizer, merges);
+    int error = 0;
+    if (access(path, F_OK) != 0) {
+        error = has_ending(path, ".json") ? tokenizer_write_json(&tokenizer, path, true)
+                                          : tokenizer_write_merges(&tokenizer, path);
+    }
     if (error) {
-        run_error("could not write '%s': %s; make room, then give the same command again", merges, strerror(error));
+        run_error("could not write '%s': %s; make room, then give the same command again", path, strerror(error));
     }
     shard_writer_close(&job.writer);
     tokenize_print_end(&job, now_seconds() - started);
