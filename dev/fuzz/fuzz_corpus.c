@@ -71,7 +71,7 @@ static void read_corpus(FuzzBytes input) {
     bool is_json = fuzz_choice(&input, 2) == 0;
     int times = is_json ? 1 : 1 + 2 * fuzz_choice(&input, 48);
     FuzzBytes text = repeat(input, times);
-    Corpus c = corpus_open("-i", fuzz_write(is_json ? "corpus.jsonl" : "corpus.txt", text), NULL);
+    Corpus c = corpus_open("-i", fuzz_write(is_json ? "corpus.jsonl" : "corpus.txt", text), NULL, 0);
     if (is_json) {
         check_json(&c, text);
     } else {

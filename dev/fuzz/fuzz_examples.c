@@ -9,7 +9,7 @@ static void read_examples(FuzzBytes input) {
     Range ranges[EXAMPLES_T];
     const char *path = fuzz_write("examples.jsonl", input);
     Tokenizer t = tokenizer_bytes();
-    Examples e = examples_load("-i", path, &t, EXAMPLES_T);
+    Examples e = examples_load("-i", path, &t, EXAMPLES_T, 0);
     ExampleRows rows = example_rows_pack(&e, 0, e.count);
     uint64_t learned = 0;
     for (int row = 0; row < rows.num_rows; row++) {

@@ -20,7 +20,7 @@ static void list(Listing *l, const char *text, size_t bytes) {
 
 // the caller frees .text
 static Listing list_corpus(const char *path, const char *field) {
-    Corpus corpus = corpus_open("-i", path, field);
+    Corpus corpus = corpus_open("-i", path, field, 0);
     CorpusPiece piece;
     Listing l = {NULL, 0};
     list(&l, "", 0);
@@ -94,7 +94,7 @@ TEST(test_separator_at_a_cut) {
 
 // The pieces of a long text are about 64 KiB long and give the text again.
 static void assert_pieces(const char *path, const char *text, size_t bytes, size_t longest) {
-    Corpus corpus = corpus_open("-i", path, NULL);
+    Corpus corpus = corpus_open("-i", path, NULL, 0);
     CorpusPiece piece;
     size_t at = 0;
     bool ended = false;
@@ -131,11 +131,18 @@ TEST(test_json) {
     assert_lists("a.jsonl", "{\"text\":\"no newline\"} ", "no newline|");
     assert_lists("a.jsonl", "{\"text\":\"a\\u0000b\\\\u0000\\\"\"}\n", "ab\\u0000\"|");
     assert_lists("a.jsonl", "", "");
-    static const char *const broken[] = {"{\"text\":\"a\"",        "[1]",       "{\"text\":\"a\"} x", "plain",
-                                         "{\"text\":\"\\ud800\"}", "{'text':1}"};
+    // what Python writes and JSON forbids; a lone surrogate is U+FFFD
+    assert_lists("a.jsonl", "{\"x\":NaN,\"text\":\"NaN\",\"y\":[-Infinity,{\"z\":Infinity}]}\n", "NaN|");
+    assert_lists("a.jsonl", "{\"x\":\"\\udc00\\ud83d\",\"text\":\"a\\ud83db\\ude00\\\\ud83d\"}\n",
+                 "a\xEF\xBF\xBD"
+                 "b\xEF\xBF\xBD\\ud83d|");
+    assert_lists("a.jsonl", "{\"text\":\"\\ud83d\\ud83d\\ude00\"}\n", "\xEF\xBF\xBD\xF0\x9F\x98\x80|");
+    assert_lists("a.jsonl", "\xEF\xBB\xBF{\"text\":\"marked\"}\n", "marked|");
+    static const char *const broken[] = {"{\"text\":\"a\"", "{\"text\":\"a\"} x", "plain", "{'text':1}", "{\"x\":Na}"};
     for (size_t i = 0; i < LEN(broken); i++) {
-        assert_refused(broken[i], "line 1 is no JSON object; expected an object a line: found");
+        assert_refused(broken[i], "line 1 is no JSON object; expected an object a line, as jq -c . writes objects");
     }
+    assert_refused("[1]", "line 1 is an array; expected an object a line, as jq -c '.[]' writes the items");
     static const char nul[] = "{\"text\":\"a\0b\"}";
     assert_stops(EXIT_BAD_INPUT, "is no JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
@@ -241,7 +248,7 @@ TEST(test_existing_shards) {
 // ---- errors
 
 static void open_corpus(void *pattern) {
-    Corpus corpus = corpus_open("-i", (const char *)pattern, NULL);
+    Corpus corpus = corpus_open("-i", (const char *)pattern, NULL, 0);
     corpus_close(&corpus);
 }
 

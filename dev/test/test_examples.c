@@ -10,7 +10,7 @@ and bad lines.
 
 static Examples load(const char *lines, int T) {
     Tokenizer bytes = tokenizer_bytes();
-    Examples e = examples_load("-i", write_file("examples.jsonl", lines, strlen(lines)), &bytes, T);
+    Examples e = examples_load("-i", write_file("examples.jsonl", lines, strlen(lines)), &bytes, T, 0);
     tokenizer_free(&bytes);
     return e;
 }
@@ -55,7 +55,7 @@ TEST(test_forms) {
 TEST(test_encoded_apart) {
     static const char merges[] = "a b\nab c\n", line[] = "{\"prompt\":\"ab\",\"completion\":\"c\"}";
     Tokenizer t = tokenizer_load(write_file("two.bpe", merges, strlen(merges)));
-    Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8);
+    Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8, 0);
     assert_int_equal(e.num_tokens, 3);
     assert_int_equal(e.ids[0], 256);
     assert_int_equal(e.ids[1], t.byte_token['c']);
@@ -241,7 +241,8 @@ static void load_lines(void *lines) {
 TEST(test_bad_lines) {
     static const char *const bad[][2] = {
         {"{\"text\":\"good\"}\n\n{\"text\":", "examples.jsonl line 3 is no JSON object"},
-        {"[1]\n", "line 1 is no JSON object"},
+        {"[1]\n", "line 1 is an array, and not of turns with role and content; jq -c '.[]' writes the items"},
+        {"1\n", "line 1 is no JSON object"},
         {"{\"prompt\":\"a\"}\n", "line 1 has none of these: strings prompt and completion"},
         {"{\"prompt\":1,\"completion\":\"a\"}\n", "line 1 has none of these"},
         {"{\"text\":null}\n", "line 1 has none of these"},

@@ -139,7 +139,7 @@ report "long examples are truncated, and a note counts them" "$(
 report "bad input" "$(
     printf '{"text":"a"}\n{"text":\n' >broken.jsonl
     run 2 "$trainer" -i broken.jsonl -e l1h1c8 -t 16 -o refused
-    says "train_gpt2: -i broken.jsonl line 2 is no JSON object; expected an object a line: found '{\"text\":'"
+    says "train_gpt2: -i broken.jsonl line 2 is no JSON object; expected an object a line, as jq"
     echo '{"messages":[{"role":"human","content":"a"}]}' >strange.jsonl
     run 2 "$trainer" -i strange.jsonl -e l1h1c8 -t 16 -o refused
     says "line 1 has a message without a content, or without a role of system, user or assistant: found '{\"messages\":"
@@ -154,9 +154,9 @@ report "bad input" "$(
     run 0 "$trainer" -i nine.jsonl -e l1h1c8 -t 48 -b 1 -x 1 -v 0 -s 0
     echo text >plain.txt
     run 2 "$trainer" -i few.jsonl -j plain.txt -e l1h1c8 -t 48
-    says "is .jsonl examples, but -j"
+    says "is examples as JSON lines, but -j"
     run 2 "$trainer" -i '*n*.*' -e l1h1c8 -t 4
-    says "matches both .jsonl and other files"
+    says "matches both JSON lines and other files"
     run 2 "$trainer" -i few.jsonl -e l1h1c16 -t 48 --tokenizer absent.txt
     says "absent.txt"
     run 2 "$trainer" -i few.jsonl -e d12 -t 48 -b 1 -x 1

@@ -44,8 +44,8 @@ report "vocab.json beside merges.txt decides the ids" "$(
     same moved_train_000001.bin named_train_000001.bin
     tokenize folder short.txt roberta
     same moved_train_000001.bin folder_train_000001.bin
-    equal "$(ls ./*_merges.txt ./*_tokenizer.json | tr '\n' ' ')" \
-        "./folder_tokenizer.json ./moved_tokenizer.json ./named_tokenizer.json ./plain_merges.txt "
+    equal "$(printf "%s " ./*_merges.txt ./*_tokenizer.json)" \
+        "./plain_merges.txt ./folder_tokenizer.json ./moved_tokenizer.json ./named_tokenizer.json "
 )"
 report "a line that is a special token ends a document; within a line it is text, with one note" "$(
     printf 'a<s>b\n<|endoftext|>\n</s>c <mask>\n</s>\r\nd <s></s>\n' >special.txt

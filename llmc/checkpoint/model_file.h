@@ -250,7 +250,7 @@ static inline ModelFile model_open(const char *path) {
     if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;
-    } else if (kind == FILE_SAFETENSORS || (kind == FILE_OTHER && named)) {
+    } else if (kind == FILE_SAFETENSORS || ((kind == FILE_OTHER || kind == FILE_JSON) && named)) {
         model_open_hugging_face(&model, weights);
     } else {
         refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");

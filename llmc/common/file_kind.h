@@ -1,78 +1,235 @@
 /*
-The kinds of files, by their first bytes: one table for all readers.
-defines: TOKEN_MAGIC, FILE_TOKENS, file_kind, refuse_kind, refuse_binary
+The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
+#include <strings.h>
 #include <sys/stat.h>
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
-// FILE_FOREIGN: no reader takes the kind. FILE_OTHER: text, or no kind of the table.
-enum { FILE_OTHER, FILE_FOREIGN, FILE_GGUF, FILE_HELLASWAG, FILE_LLMC_MODEL, FILE_SAFETENSORS, FILE_TOKENS };
+// FILE_FOREIGN: no reader takes the kind. FILE_RAW_TOKENS: ids without a header. FILE_OTHER: text, or no kind of the
+// table.
+enum {
+    FILE_OTHER,
+    FILE_FOREIGN,
+    FILE_GGUF,
+    FILE_HELLASWAG,
+    FILE_JSON,
+    FILE_LLMC_MODEL,
+    FILE_RAW_TOKENS,
+    FILE_SAFETENSORS,
+    FILE_TOKENS
+};
+enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 
+// clang-format off
+#define UNPACK(COMMAND) "unpack it: " COMMAND
+#define GIVE_TEXT "give text, or text as JSON lines"
+#define FOREIGN(FIRST, WHAT, ADVICE)                                                                                   \
+    { FILE_FOREIGN, 0, FIRST, NULL, 0, WHAT, ADVICE }
+#define WITH(FIRST, WITHIN, WHAT, ADVICE)                                                                              \
+    { FILE_FOREIGN, 0, FIRST, WITHIN, 0, WHAT, ADVICE }
+#define JSON_LINES "write its text as JSON lines"
+#define PLAIN_TEXT "save it as plain text"
+#define SAVE_PRETRAINED "save the model with transformers' save_pretrained and give the folder"
 // The rows have more than the words GGUF, BZh and PAR1, with which a text may begin.
 static const struct {
-    int kind;
-    const char *first;  // bytes of the file; NULL: the int32 `number`, as in llm.c's files
+    int kind, at;        // `first` is at this byte
+    const char *first;   // bytes of the file; NULL: the int32 `number`, as in llm.c's files
+    const char *within;  // bytes that follow somewhere in the first FILE_HEAD; NULL: any
     uint32_t number;
     const char *what, *advice;  // "is WHAT", and what to do with the file
 } file_kinds[] = {
-    {FILE_SAFETENSORS, NULL, 0, "a safetensors model", "give it with -e"},
-    {FILE_GGUF, "GGUF\3", 0, "a GGUF model", "this trainer only writes them: give Hugging Face's or llm.c's form"},
-    {FILE_LLMC_MODEL, NULL, LLMC_MAGIC, "an llm.c model", "give it with -e"},
-    {FILE_TOKENS, NULL, TOKEN_MAGIC, "a token shard", "give it with -i or -j, named *.bin"},
-    {FILE_FOREIGN, NULL, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"},
-    {FILE_HELLASWAG, NULL, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"},
-    {FILE_FOREIGN, NULL, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"},
-    {FILE_FOREIGN, NULL, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"},
-    {FILE_FOREIGN, NULL, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"},
-    {FILE_FOREIGN, "PK\3\4", 0, "a zip archive or a file of PyTorch",
-     "unpack it, or save the model with transformers' save_pretrained and give the folder"},
-    {FILE_FOREIGN, "\x80\2\x8A\n", 0, "a file of PyTorch",
-     "save the model with transformers' save_pretrained and give the folder"},
-    {FILE_FOREIGN, "\xff\xfe", 0, "text in UTF-16", "convert it with iconv"},
-    {FILE_FOREIGN, "\xfe\xff", 0, "text in UTF-16", "convert it with iconv"},
-    {FILE_FOREIGN, "\x1f\x8b", 0, "compressed with gzip", "unpack it"},
-    {FILE_FOREIGN, "BZh91AY&SY", 0, "compressed with bzip2", "unpack it"},
-    {FILE_FOREIGN, "\xfd\x37zXZ", 0, "compressed with xz", "unpack it"},
-    {FILE_FOREIGN, "\x28\xb5\x2f\xfd", 0, "compressed with zstd", "unpack it"},
-    {FILE_FOREIGN, "PAR1\x15", 0, "a Parquet table", "write its text as JSON lines"},
-    {FILE_FOREIGN, "%PDF-", 0, "a PDF document", "extract its text"},
-    {FILE_FOREIGN, "\x89PNG", 0, "a PNG picture", "give text"},
-    {FILE_FOREIGN, "\x7f\x45LF", 0, "a program", "give text"},
-    {FILE_OTHER, "", 0, "no file of a known kind", "check the path"},
+    {FILE_SAFETENSORS, 0, NULL, NULL, 0, "a safetensors model", "give it with -e"},
+    {FILE_JSON, 0, NULL, NULL, 0, "JSON", GIVE_TEXT},
+    {FILE_RAW_TOKENS, 0, NULL, NULL, 0, "a file of token ids without a header, as nanoGPT's train.bin", ""},
+    {FILE_FOREIGN, 0, NULL, NULL, 0, "an HTML page", "download the file itself, or extract the text of the page"},
+    {FILE_GGUF, 0, "GGUF\3", NULL, 0, "a GGUF model",
+     "this trainer only writes them: give Hugging Face's or llm.c's form"},
+    {FILE_LLMC_MODEL, 0, NULL, NULL, LLMC_MAGIC, "an llm.c model", "give it with -e"},
+    {FILE_TOKENS, 0, NULL, NULL, TOKEN_MAGIC, "a token shard", "give it with -i or -j"},
+    {FILE_FOREIGN, 0, NULL, NULL, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"},
+    {FILE_HELLASWAG, 0, NULL, NULL, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"},
+    {FILE_FOREIGN, 0, NULL, NULL, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"},
+    {FILE_FOREIGN, 0, NULL, NULL, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"},
+    {FILE_FOREIGN, 0, NULL, NULL, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"},
+    FOREIGN("version https://git-lfs", "a Git-LFS pointer", "fetch the file: git lfs pull"),
+    // models and arrays of Python
+    WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
+    FOREIGN("\x80\2\x8A\n", "a file of PyTorch", SAVE_PRETRAINED),
+    FOREIGN("\x80\2", "a Python pickle", GIVE_TEXT),
+    FOREIGN("\x80\3", "a Python pickle", GIVE_TEXT),
+    FOREIGN("\x80\4", "a Python pickle", GIVE_TEXT),
+    FOREIGN("\x80\5", "a Python pickle", GIVE_TEXT),
+    FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
+    WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
+    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines, or save a model with "
+     "transformers' save_pretrained"),
+    // tables and databases
+    WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
+    FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
+    FOREIGN("FEA1", "a Feather table", JSON_LINES),
+    FOREIGN("\xff\xff\xff\xff", "an Arrow stream of Hugging Face's datasets",
+     "write its text as JSON lines: dataset.to_json(\"my.jsonl\")"),
+    FOREIGN("Obj\1", "an Avro table", JSON_LINES),
+    FOREIGN("SQLite format 3", "an SQLite database", JSON_LINES),
+    // documents
+    WITH("PK\3\4", "[Content_Types].xml", "an Office document", PLAIN_TEXT),
+    WITH("PK\3\4", "mimetypeapplication/", "an OpenDocument file or EPUB", PLAIN_TEXT),
+    FOREIGN("\xd0\xcf\x11\xe0", "an Office document", PLAIN_TEXT),
+    FOREIGN("{\\rtf", "an RTF document", PLAIN_TEXT),
+    FOREIGN("%PDF-", "a PDF document", "extract its text: pdftotext"),
+    FOREIGN("%!PS", "a PostScript document", "extract its text: ps2ascii"),
+    FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    // archives
+    FOREIGN("PK\3\4", "a zip archive", UNPACK("unzip")),
+    FOREIGN("PK\5\6", "an empty zip archive", GIVE_TEXT),
+    {FILE_FOREIGN, 257, "ustar", NULL, 0, "a tar archive", UNPACK("tar xf")},
+    FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
+    FOREIGN("\x1f\x9d", "compressed with compress", UNPACK("gunzip")),
+    WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
+    FOREIGN("\xfd\x37zXZ", "compressed with xz", UNPACK("unxz")),
+    FOREIGN("\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK("unzstd")),
+    FOREIGN("\x04\x22\x4d\x18", "compressed with lz4", UNPACK("unlz4")),
+    WITH("]", "\xff\xff\xff\xff\xff\xff\xff\xff", "compressed with lzma", UNPACK("unlzma")),
+    FOREIGN("LZIP\1", "compressed with lzip", UNPACK("lunzip")),
+    FOREIGN("7z\xbc\xaf", "a 7-Zip archive", UNPACK("7z x")),
+    FOREIGN("Rar!\x1a", "a RAR archive", UNPACK("unrar x")),
+    // pictures, sound, programs
+    FOREIGN("\x89PNG", "a PNG picture", GIVE_TEXT),
+    FOREIGN("\xff\xd8\xff", "a JPEG picture", GIVE_TEXT),
+    FOREIGN("GIF87a", "a GIF picture", GIVE_TEXT),
+    FOREIGN("GIF89a", "a GIF picture", GIVE_TEXT),
+    {FILE_FOREIGN, 8, "WEBP", NULL, 0, "a WebP picture", GIVE_TEXT},
+    FOREIGN("II*", "a TIFF picture", GIVE_TEXT),
+    {FILE_FOREIGN, 8, "WAVEfmt", NULL, 0, "sound", GIVE_TEXT},
+    FOREIGN("OggS", "sound", GIVE_TEXT),
+    FOREIGN("fLaC", "sound", GIVE_TEXT),
+    {FILE_FOREIGN, 4, "ftyp", NULL, 0, "a film", GIVE_TEXT},
+    FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
+    {FILE_OTHER, 0, "", NULL, 0, "no file of a known kind", "check the path"},
 };
+// clang-format on
 
-// the row of a file in file_kinds; the last one if it cannot be read or is no regular file
-static inline size_t file_kind_row(const char *path) {
-    char head[16] = "";
+// ---- kinds without bytes of their own
+
+static inline size_t skip_space(const char *head, size_t bytes, size_t at) {
+    while (at < bytes && strchr(" \t\r\n", head[at]) && head[at]) { at++; }
+    return at;
+}
+
+// the first byte behind a byte order mark and white space
+static inline size_t skip_mark(const char *head, size_t bytes) {
+    return skip_space(head, bytes, bytes >= 3 && memcmp(head, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
+}
+
+// True for {"key": and for [{"key":, with white space anywhere. No text that is not JSON begins like that.
+static inline bool head_is_json(const char *head, size_t bytes) {
+    size_t at = skip_mark(head, bytes);
+    if (at < bytes && head[at] == '[') { at = skip_space(head, bytes, at + 1); }
+    if (at >= bytes || head[at] != '{') { return false; }
+    at = skip_space(head, bytes, at + 1);
+    if (at >= bytes || head[at] != '"') { return false; }
+    for (at++; at < bytes && head[at] != '"' && head[at] != '\n'; at++) { at += head[at] == '\\'; }
+    at = skip_space(head, bytes, at + 1);
+    return at < bytes && head[at] == ':';
+}
+
+static inline bool head_is_html(const char *head, size_t bytes) {
+    size_t at = skip_mark(head, bytes);
+    return (bytes - at >= 14 && strncasecmp(head + at, "<!doctype html", 14) == 0) ||
+           (bytes - at >= 6 && strncasecmp(head + at, "<html", 5) == 0 && strchr(" >\r\n", head[at + 5]));
+}
+
+// True if the bytes read as uint16, or as uint32 below 65536, are token ids rather than text: all in a vocabulary, some
+// of them numbers of control characters, which neither UTF-8 nor UTF-16 text has. *wide: they are uint32.
+static inline bool head_is_tokens(const char *head, size_t bytes, bool *wide) {
+    size_t count = bytes / 2, controls = 0, high = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned id = (uint8_t)head[2 * i] | (unsigned)(uint8_t)head[2 * i + 1] << 8;
+        if (id >= 50304) { return false; }  // GPT-2's vocabulary, as nanoGPT pads it
+        controls += id > 0 && id < 32 && id != '\t' && id != '\n' && id != '\r';
+        high += i % 2 && id;
+    }
+    *wide = high == 0;
+    return count >= 32 && controls * 200 >= (*wide ? count / 2 : count);
+}
+
+// ---- the kind of a file
+
+// True if the name ends in .json, .jsonl or .ndjson, in upper or lower case.
+static inline bool name_is_json(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot && (strcasecmp(dot, ".json") == 0 || strcasecmp(dot, ".jsonl") == 0 || strcasecmp(dot, ".ndjson") == 0);
+}
+
+// the row of file_kinds of a file that begins with these bytes, at most FILE_HEAD
+static inline size_t row_of_bytes(const char *head, size_t bytes) {
+    bool wide;
+    uint32_t number = 0;
+    size_t row = 4;
+    memcpy(&number, head, bytes < 4 ? bytes : 4);
+    // the length of a header in 8 bytes, below 2^32, then JSON
+    if (bytes > 8 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return 0; }
+    if (head_is_json(head, bytes)) { return 1; }
+    if (head_is_html(head, bytes)) { return 3; }
+    for (; file_kinds[row].kind != FILE_OTHER; row++) {
+        const char *first = file_kinds[row].first, *within = file_kinds[row].within;
+        size_t at = (size_t)file_kinds[row].at, length = first ? strlen(first) : 4;
+        if (bytes < at + length) { continue; }
+        bool same = first ? memcmp(head + at, first, length) == 0 : number == file_kinds[row].number;
+        if (same && (!within || memmem(head, bytes, within, strlen(within)))) { return row; }
+    }
+    return head_is_tokens(head, bytes, &wide) ? 2 : row;
+}
+
+static inline int kind_of_bytes(const char *head, size_t bytes) { return file_kinds[row_of_bytes(head, bytes)].kind; }
+
+// head (FILE_HEAD) = the first bytes of a regular file; returns their number, 0 if it cannot be read
+static inline size_t read_head(char *head, const char *path) {
     struct stat info;
     bool regular = stat(path, &info) == 0 && S_ISREG(info.st_mode);  // the open of a pipe would hang
     FILE *file = regular ? fopen(path, "rb") : NULL;
-    size_t bytes = file ? fread(head, 1, sizeof head, file) : 0, row = 1;
+    size_t bytes = file ? fread(head, 1, FILE_HEAD, file) : 0;
     if (file) { fclose(file); }
-    uint32_t number;
-    memcpy(&number, head, sizeof number);
-    // the length of a header in 8 bytes, below 2^32, then JSON
-    if (bytes > 8 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return 0; }
-    for (; file_kinds[row].kind != FILE_OTHER; row++) {
-        const char *first = file_kinds[row].first;
-        if (first ? strncmp(head, first, strlen(first)) == 0 : number == file_kinds[row].number) { break; }
-    }
-    return row;
+    return bytes;
 }
 
 // FILE_GGUF, FILE_TOKENS and so on; FILE_OTHER if the file cannot be read
-static inline int file_kind(const char *path) { return file_kinds[file_kind_row(path)].kind; }
+static inline int file_kind(const char *path) {
+    char head[FILE_HEAD];
+    int kind = kind_of_bytes(head, read_head(head, path));
+    return kind == FILE_OTHER && name_is_json(path) ? FILE_JSON : kind;
+}
+
+// Stops at bytes of a kind that is not `expected`, in words. name: of the file
+__attribute__((noreturn)) static inline void refuse_bytes(const char *flag, const char *name, const char *head,
+                                                          size_t bytes, const char *expected) {
+    size_t row = row_of_bytes(head, bytes);
+    bool wide = false;
+    if (file_kinds[row].kind != FILE_RAW_TOKENS) {
+        input_error("%s: %s is %s, expected %s; %s", flag, name, file_kinds[row].what, expected,
+                    file_kinds[row].advice);
+    }
+    head_is_tokens(head, bytes, &wide);
+    input_error("%s: %s is %s, expected %s; make a token shard of it: python3 -c \"import array,struct; "
+                "d=array.array('H',array.array('%c',open('%s','rb').read())); open('%s.shard.bin','wb').write("
+                "struct.pack('<4i1008x',20240520,1,len(d),0 if max(d)>40000 else max(d)+1)+d.tobytes())\"",
+                flag, name, file_kinds[row].what, expected, wide ? 'I' : 'H', name, name);
+}
 
 // Stops at a file of a kind that is not `expected`, in words.
 __attribute__((noreturn)) static inline void refuse_kind(const char *flag, const char *path, const char *expected) {
-    size_t row = file_kind_row(path);
-    input_error("%s: %s is %s, expected %s; %s", flag, path, file_kinds[row].what, expected, file_kinds[row].advice);
+    char head[FILE_HEAD];
+    size_t bytes = read_head(head, path);
+    refuse_bytes(flag, path, head, bytes, expected);
 }
 
-// stops if a file that should be text is of a binary kind
+// stops if a file that should be text or JSON is of a binary kind
 static inline void refuse_binary(const char *flag, const char *path) {
-    if (file_kind(path) != FILE_OTHER) { refuse_kind(flag, path, "text in UTF-8"); }
+    int kind = file_kind(path);
+    if (kind != FILE_OTHER && kind != FILE_JSON) { refuse_kind(flag, path, "text in UTF-8"); }
 }

@@ -1,12 +1,13 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPiece, Corpus, corpus_is_json, corpus_open, corpus_next, corpus_read, corpus_object,
-         corpus_take_document, corpus_refuse, corpus_close
+defines: CorpusPiece, Corpus, corpus_open, corpus_next, corpus_read, corpus_value, corpus_bad_line, corpus_print_notes,
+         print_bad_bytes, corpus_close
 
 Text        A file is one document, or several: a line that is exactly <|endoftext|>, or another special token of the
             tokenizer, ends one, and is no text.
-JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
-            the field. Blank lines are skipped.
+JSON lines  files and stdin that begin like JSON, files named .json, .jsonl or .ndjson, and stdin if a field is given.
+            A line is an object; its document is the string in the field. Blank lines are skipped. A lone surrogate is
+            read as U+FFFD. NaN and Infinity, which Python writes, are read as numbers.
 Piece       a document, or about 64 KiB of a longer text, cut where both parts encode to the tokens of the whole
 Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long, and the parsed line
 */
@@ -43,25 +44,32 @@ typedef struct {
 typedef struct {
     char **paths;  // (num_files) "-" for stdin
     int num_files;
-    bool stdin_is_json;
+    bool stdin_is_json;          // whatever it begins with
+    int skip_bad;                // bad lines of JSON that are left out before one is an error; -1: none may be
     const char *flag;            // gave the pattern; error messages name it
     const char *field;           // of JSON lines
     const Tokenizer *tokenizer;  // that will encode the text; NULL: without added tokens
     uint64_t bytes_read;         // of all files, up to the next piece
+    // for notes
+    int bad_lines;
+    char bad_line[512];  // the first one, as its error would say
+    uint64_t surrogates;
+    uint64_t bad_bytes, first_bad;  // of text: NULs and bytes that are not UTF-8; where the first one is in its file
+    int bad_file;
     // the current file
     int file, fd;  // fd -1: not open
     char *window;
     size_t begin, end, capacity;  // window[begin, end): bytes that are read, from the next piece on
     bool whole;                   // the file has no bytes after the window
-    uint64_t line;                // of JSON
-    bool starts_line;             // of text: the next piece may be a separator
-    bool in_document;             // of text: the last piece did not end its document
-    cJSON *json;                  // the line of JSON that was read last
+    bool is_json;
+    uint64_t offset;   // of the window's begin in the file
+    uint64_t line;     // of JSON
+    bool starts_line;  // of text: the next piece may be a separator
+    bool in_document;  // of text: the last piece did not end its document
+    cJSON *json;       // the line of JSON that was read last
 } Corpus;
 
 // ---- the files
-
-static inline bool corpus_is_json(const char *path) { return has_ending(path, ".jsonl"); }
 
 // adds a file, or "-"
 static inline void corpus_add_file(Corpus *c, const char *path) {
@@ -77,15 +85,17 @@ static inline void corpus_check_file(const char *flag, const char *path) {
     if (S_ISDIR(info.st_mode)) {
         input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", flag, path, path);
     }
-    if (!corpus_is_json(path)) { refuse_binary(flag, path); }
+    refuse_binary(flag, path);
 }
 
 // The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
-// NULL: CORPUS_FIELD, and stdin is text. Stops unless every file can be read. Close with corpus_close.
-static inline Corpus corpus_open(const char *flag, const char *pattern, const char *field) {
+// NULL: CORPUS_FIELD, and stdin is what it begins like. skip_bad: of --skip-bad. Stops unless every file can be read.
+// Close with corpus_close.
+static inline Corpus corpus_open(const char *flag, const char *pattern, const char *field, int skip_bad) {
     Corpus c;
     memset(&c, 0, sizeof c);
     c.flag = flag;
+    c.skip_bad = skip_bad;
     c.field = field ? field : CORPUS_FIELD;
     c.fd = -1;
     c.capacity = CORPUS_WINDOW;
@@ -140,7 +150,23 @@ static inline void corpus_fill(Corpus *c, size_t wanted) {
 
 static inline void corpus_advance(Corpus *c, size_t bytes) {
     c->begin += bytes;
+    c->offset += bytes;
     c->bytes_read += bytes;
+}
+
+// counts the NULs of a piece and its bytes outside of UTF-8
+static inline void corpus_count_bad(Corpus *c, const char *text, size_t bytes) {
+    size_t length;
+    for (size_t at = 0; at < bytes; at += length) {
+        length = 1;
+        if ((int8_t)text[at] > 0) { continue; }
+        bool bad = text[at] == 0 || tokenizer_code_point(text + at, bytes - at, &length) == TOKENIZER_NOT_UTF8;
+        if (!bad) { continue; }
+        if (c->bad_bytes++ == 0) {
+            c->first_bad = c->offset + at;
+            c->bad_file = c->file;
+        }
+    }
 }
 
 static inline bool corpus_line_is_separator(const Corpus *c, const char *line, size_t length) {
@@ -182,6 +208,7 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     }
     piece->text = c->window + c->begin;
     piece->bytes = length;
+    corpus_count_bad(c, piece->text, length);
     corpus_advance(c, length + separator);
     bool any = c->in_document || length > 0;
     piece->ends_document = any && (separator || (c->whole && c->begin == c->end));
@@ -192,6 +219,9 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
 
 // The next line of a file of JSON lines that is not blank. False: the file has ended.
 static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
+    corpus_fill(c, 3);
+    bool marked = c->offset == 0 && c->end - c->begin >= 3 && memcmp(c->window + c->begin, "\xef\xbb\xbf", 3) == 0;
+    if (marked) { corpus_advance(c, 3); }
     for (size_t searched = 0;;) {
         corpus_fill(c, searched + 1);
         char *text = c->window + c->begin;
@@ -219,21 +249,32 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
     }
 }
 
+// Begins the current file: decides whether it is JSON. Stops at stdin of a binary kind.
+static inline void corpus_begin_file(Corpus *c) {
+    const char *path = c->paths[c->file];
+    bool is_stdin = strcmp(path, "-") == 0;
+    c->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
+    c->begin = c->end = 0;
+    c->whole = c->in_document = false;
+    c->starts_line = true;
+    c->line = c->offset = 0;
+    corpus_fill(c, FILE_HEAD);
+    size_t head = c->end < FILE_HEAD ? c->end : (size_t)FILE_HEAD;
+    int kind = kind_of_bytes(c->window, head);
+    c->is_json = kind == FILE_JSON || (is_stdin ? c->stdin_is_json : name_is_json(path));
+    if (is_stdin && kind != FILE_OTHER && kind != FILE_JSON) {
+        refuse_bytes(c->flag, "-", c->window, head, "text in UTF-8");
+    }
+}
+
 // The next piece as the file has it. False: the corpus has ended.
 static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
+    piece->text = NULL;
     while (c->file < c->num_files) {
-        const char *path = c->paths[c->file];
-        bool is_stdin = strcmp(path, "-") == 0;
-        if (c->fd < 0) {
-            c->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-            if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
-            c->begin = c->end = 0;
-            c->whole = c->in_document = false;
-            c->starts_line = true;
-            c->line = 0;
-        }
+        if (c->fd < 0) { corpus_begin_file(c); }
         piece->file = c->file;
-        piece->is_json = is_stdin ? c->stdin_is_json : corpus_is_json(path);
+        piece->is_json = c->is_json;
         if (piece->is_json ? corpus_next_json(c, piece) : corpus_next_text(c, piece)) {
             piece->line = c->line;
             return true;
@@ -247,49 +288,134 @@ static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// Stops at a line of JSON. error: in words that follow the line's number.
-__attribute__((noreturn)) static inline void corpus_refuse(const Corpus *c, const CorpusPiece *piece,
-                                                           const char *error) {
-    input_error("%s %s line %" PRIu64 " %s: found '%.60s'", c->flag, c->paths[piece->file], piece->line, error,
-                piece->text);
+// Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: words that follow the line's number
+static inline void corpus_bad_line(Corpus *c, const CorpusPiece *piece, const char *error) {
+    char sentence[sizeof c->bad_line];
+    snprintf(sentence, sizeof sentence, "%s line %" PRIu64 " %s: found '%.60s'", c->paths[piece->file], piece->line,
+             error, piece->text);
+    if (c->bad_lines >= c->skip_bad) {
+        const char *advice = c->skip_bad != 0 ? "" : "; mend it, or leave out such lines with --skip-bad N";
+        input_error("%s %s%s", c->flag, sentence, advice);
+    }
+    if (c->bad_lines++ == 0) { memcpy(c->bad_line, sentence, sizeof sentence); }
 }
 
-// The object of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is overwritten.
-static inline cJSON *corpus_parse(char *line, size_t bytes) {
+// the four digits of \uXXXX at `text`, which has 6 bytes; 0: they are something else
+static inline unsigned corpus_escape(const char *text) {
+    char digits[5] = {text[2], text[3], text[4], text[5], 0}, *end;
+    unsigned code = (unsigned)strtoul(digits, &end, 16);
+    return text[0] == '\\' && text[1] == 'u' && end == digits + 4 ? code : 0;
+}
+
+// Copies a character or an escape of a string at line[at] to line[*length]. Returns the bytes read.
+static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, size_t at, size_t *length) {
+    bool code_fits = bytes - at >= 6;
+    unsigned code = code_fits ? corpus_escape(line + at) : 0;
+    size_t read = line[at] != '\\' || bytes - at < 2 ? 1 : 2;
+    if (code_fits && memcmp(line + at, "\\u0000", 6) == 0) { return 6; }  // cJSON would end a string there
+    if (code >= 0xD800 && code < 0xE000) {
+        unsigned next = bytes - at >= 12 ? corpus_escape(line + at + 6) : 0;
+        bool pair = code < 0xDC00 && next >= 0xDC00 && next < 0xE000;
+        read = pair ? 12 : 6;
+        if (!pair) {
+            memcpy(line + at, "\\ufffd", 6);
+            c->surrogates++;
+        }
+    }
+    memmove(line + *length, line + at, read);
+    *length += read;
+    return read;
+}
+
+// the bytes of NaN, Infinity or -Infinity at `text`; 0: neither
+static inline size_t corpus_no_number(const char *text, size_t bytes) {
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    for (int i = 0; i < 3; i++) {
+        size_t length = strlen(words[i]);
+        if (bytes >= length && memcmp(text, words[i], length) == 0) { return length; }
+    }
+    return 0;
+}
+
+// The object or array of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is
+// overwritten.
+static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
     const char *end = line;
     size_t length = 0;
+    bool in_string = false;
     if (memchr(line, 0, bytes)) { return NULL; }
     for (size_t i = 0; i < bytes;) {
-        bool escape = line[i] == '\\', nul = escape && bytes - i >= 6 && memcmp(line + i, "\\u0000", 6) == 0;
-        if (nul) { i += 6; }  // cJSON would end a string there
-        for (int n = nul ? 0 : escape ? 2 : 1; n > 0 && i < bytes; n--) { line[length++] = line[i++]; }
+        size_t word = in_string ? 0 : corpus_no_number(line + i, bytes - i);
+        if (word) {
+            line[length++] = '0';
+            i += word;
+            continue;
+        }
+        in_string ^= line[i] == '"';
+        i += corpus_copy_escape(c, line, bytes, i, &length);
     }
     line[length] = 0;
     cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, false);
-    if (json && cJSON_IsObject(json) && end + strspn(end, " \t") == line + length) { return json; }
+    bool good = cJSON_IsObject(json) || cJSON_IsArray(json);
+    if (good && end + strspn(end, " \t") == line + length) { return json; }
     cJSON_Delete(json);
     return NULL;
 }
 
-// The object of the line that was read last, valid until the next call. Stops at a line that is none.
-static inline const cJSON *corpus_object(Corpus *c, const CorpusPiece *line) {
+// The object or array of the line that was read last, valid until the next call. NULL if it is a bad line.
+static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
     cJSON_Delete(c->json);
-    c->json = corpus_parse(line->text, line->bytes);
-    if (!c->json) { corpus_refuse(c, line, "is no JSON object; expected an object a line"); }
+    c->json = corpus_parse(c, line->text, line->bytes);
+    if (!c->json) {
+        corpus_bad_line(c, line,
+                        "is no JSON object; expected an object a line, as jq -c . writes objects, and jq -c '.[]' the "
+                        "items of an array");
+    }
     return c->json;
 }
 
-// Replaces a line of JSON by its document, the string in the field. Stops at a line without one.
-static inline void corpus_take_document(Corpus *c, CorpusPiece *line) {
-    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(corpus_object(c, line), c->field));
-    if (!text) { corpus_refuse(c, line, "has no string in the field; name the field of the text with --field"); }
+// Replaces a line of JSON by its document, the string in the field. False if it is a bad line.
+static inline bool corpus_take_document(Corpus *c, CorpusPiece *line) {
+    const cJSON *json = corpus_value(c, line);
+    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, c->field));
+    if (json && !text) {
+        corpus_bad_line(c, line,
+                        cJSON_IsArray(json) ? "is an array; expected an object a line, as jq -c '.[]' writes the items"
+                                            : "has no string in the field; name the field of the text with --field");
+    }
     line->text = text;
-    line->bytes = strlen(text);
+    line->bytes = text ? strlen(text) : 0;
+    return text != NULL;
 }
 
 // The next piece as text. False: the corpus has ended.
 static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
-    bool found = corpus_read(c, piece);
-    if (found && piece->is_json) { corpus_take_document(c, piece); }
-    return found;
+    while (corpus_read(c, piece)) {
+        if (!piece->is_json || corpus_take_document(c, piece)) { return true; }
+    }
+    return false;
+}
+
+// ---- notes
+
+// The note on bytes outside of UTF-8, with the likely encoding as an example.
+static inline void print_bad_bytes(FILE *out, const Corpus *c) {
+    if (c->bad_bytes == 0) { return; }
+    bool narrow = c->bad_bytes * 10 < c->bytes_read * 3;
+    fprintf(out,
+            "note      %s: %" PRIu64 " NULs and bytes that are not UTF-8, the first at byte %" PRIu64
+            "; they stay as they are. To convert the text: iconv -f %s -t UTF-8 %s > text.txt\n",
+            c->paths[c->bad_file], c->bad_bytes, c->first_bad, narrow ? "LATIN1" : "UTF-16LE or GBK",
+            c->paths[c->bad_file]);
+}
+
+static inline void corpus_print_notes(FILE *out, const Corpus *c) {
+    print_bad_bytes(out, c);
+    if (c->surrogates) {
+        fprintf(out, "note      lone surrogates in JSON, read as U+FFFD: %" PRIu64 "\n", c->surrogates);
+    }
+    if (c->bad_lines) {
+        fprintf(out, "note      left out by --skip-bad: %d line%s of JSON; %s\n", c->bad_lines,
+                plural_s((uint64_t)c->bad_lines), c->bad_line);
+    }
 }

@@ -5,9 +5,9 @@ defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_fi
          dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
-Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
-            tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file
-            is text: each byte is a token, the vocabulary is 256.
+Files       A token shard of llm.c, under any name (a name in .bin must be one): 256 int32 {20240520, 1, number of
+            tokens, vocabulary, 0...}, then the tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's
+            shards, is GPT-2's: 50257. Any other file is text: each byte is a token, the vocabulary is 256.
 Sequence    j of a file is its tokens jT .. jT+T, both included. Inputs are the first T, targets the last T. A file of n
             tokens holds (n - 1) / T sequences, perhaps none. Tokens after the last whole sequence are not used.
 Order       sequence number s of a run is a pure function of (seed, s), so a position is the whole state of a loader:
@@ -60,15 +60,30 @@ typedef struct {
     const char *use;                // for messages: "", " to train on" or " held out for validation"
 } TokenFiles;
 
-static inline bool token_path_is_shard(const char *path) { return has_ending(path, ".bin"); }
+static inline bool token_file_is_shard(const char *path) {
+    return has_ending(path, ".bin") || file_kind(path) == FILE_TOKENS;
+}
+
+// True if the first file that matches a glob pattern is a shard.
+static inline bool token_files_match_shards(const char *pattern) {
+    glob_t found;
+    if (glob(pattern, 0, NULL, &found) != 0) { return has_ending(pattern, ".bin"); }
+    bool shard = token_file_is_shard(found.gl_pathv[0]);
+    globfree(&found);
+    return shard;
+}
 
 // the number of tokens in a shard's header, and *vocab_size; stops unless the size of the file agrees
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
                                          int *vocab_size) {
     uint32_t header[TOKEN_HEADER_INTS];
-    if (file_kind(path) != FILE_TOKENS) {
-        refuse_kind(flag, path,
-                    "a token shard of llm.c or --tokenize, as its name ends in .bin (rename it if it is text)");
+    int kind = file_kind(path);
+    if (kind != FILE_TOKENS) {
+        const char *advice = ", as its name ends in .bin (rename it if it is text)",
+                   *shard = "a token shard of llm.c or --tokenize";
+        char expected[128];
+        snprintf(expected, sizeof expected, "%s%s", shard, kind == FILE_RAW_TOKENS ? "" : advice);
+        refuse_kind(flag, path, expected);
     }
     int error = read_exact(fd, header, sizeof header, 0);
     if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, read_error(error)); }
@@ -112,13 +127,13 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
                     "one in a name)",
                     flag, pattern);
     }
-    bool shard = token_path_is_shard(found.gl_pathv[0]);
+    bool shard = token_file_is_shard(found.gl_pathv[0]);
     TokenFile *all = (TokenFile *)xcalloc(found.gl_pathc, sizeof *all);
     int header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
     TokenFiles files = {all, (int)found.gl_pathc, header_bytes, shard ? 2 : 1, 0, flag, ""};
     for (int f = 0; f < files.num_files; f++) {
         const char *path = found.gl_pathv[f];
-        if (token_path_is_shard(path) != shard) {
+        if (token_file_is_shard(path) != shard) {
             input_error("%s: '%s' matches token shards and text alike (%s, %s); give a pattern that matches one kind",
                         flag, pattern, found.gl_pathv[0], path);
         }

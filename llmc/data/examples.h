@@ -5,10 +5,11 @@ defines: chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES,
          examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
          example_row_read, example_rows_free
 
-A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
+A line is an object of one of these forms, or an array of turns. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
   {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns as below; of an assistant's turn
-                                                    [" C", end-of-text]
+                                                    [" C", end-of-text], unless it has a "weight" of 0
+  [{"role": R, "content": C}, ...]                  the same
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate encodes a prompt. End-of-text of a byte
 model is a newline.
@@ -127,10 +128,12 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
-        bool answer = strcmp(role, "assistant") == 0;
+        const cJSON *weight = cJSON_GetObjectItemCaseSensitive(message, "weight");
+        bool answer = strcmp(role, "assistant") == 0,
+             learned = answer && !(cJSON_IsNumber(weight) && weight->valuedouble == 0);
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
-        example_add_text(e, t, text, answer);
-        if (answer) { example_add_token(e, e->end_of_text, true); }
+        example_add_text(e, t, text, learned);
+        if (answer) { example_add_token(e, e->end_of_text, learned); }
         answered |= answer;
         free(text);
     }
@@ -139,19 +142,23 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
 
 // Appends the example of a line. Returns "" or an error, worded to follow "line N".
 static inline const char *example_add(Examples *e, const Tokenizer *t, const cJSON *line) {
-    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(line, "messages");
+    const cJSON *messages = cJSON_IsArray(line) ? line : cJSON_GetObjectItemCaseSensitive(line, "messages");
     const char *prompt = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "prompt"));
     const char *completion = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "completion"));
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "text"));
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
+    if (cJSON_IsArray(line) && !cJSON_GetObjectItemCaseSensitive(line->child, "role")) {
+        return "is an array, and not of turns with role and content; jq -c '.[]' writes the items of an array as lines";
+    }
     if (cJSON_IsArray(messages)) {
         const char *error = example_add_messages(e, t, messages);
         if (!*error) { example_end(e, begin, false); }
         return error;
     }
     if (!pair && !text) {
-        return "has none of these: strings prompt and completion, an array messages, a string text; give one of them";
+        return "has none of these: strings prompt and completion, an array messages, a string text; give one of them, "
+               "as jq writes them: jq -c '.[] | {prompt: .instruction, completion: .output}'";
     }
     if (!pair || !*prompt) { example_add_token(e, e->end_of_text, false); }
     if (pair) { example_add_text(e, t, prompt, false); }
@@ -168,20 +175,26 @@ static inline void examples_free(Examples *e) {
     memset(e, 0, sizeof *e);
 }
 
-// The examples of the .jsonl files that match a glob pattern, of at most T + 1 tokens each. `flag` is the flag of the
-// pattern, for messages. Stops at a line without an example, and if no example has a target. Free with examples_free.
-static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T) {
+// The examples of the JSON lines in files that match a glob pattern, of at most T + 1 tokens each. `flag` is the flag of
+// the pattern, for messages. Stops at a line without an example after `skip_bad` of them, and if no example has a
+// target. Free with examples_free.
+static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T, int skip_bad) {
     Examples e;
     memset(&e, 0, sizeof e);
     e.T = T;
     e.end_of_text = t->end_of_text;
     e.one_line = !t->merges;
-    Corpus corpus = corpus_open(flag, pattern, NULL);
+    Corpus corpus = corpus_open(flag, pattern, NULL, skip_bad);
     CorpusPiece piece;
     while (corpus_read(&corpus, &piece)) {
-        const char *error = example_add(&e, t, corpus_object(&corpus, &piece));
-        if (*error) { corpus_refuse(&corpus, &piece, error); }
+        const cJSON *line = corpus_value(&corpus, &piece);
+        size_t begin = e.num_tokens;
+        const char *error = line ? example_add(&e, t, line) : "";
+        if (!*error) { continue; }
+        e.num_tokens = begin;
+        corpus_bad_line(&corpus, &piece, error);
     }
+    corpus_print_notes(stdout, &corpus);
     corpus_close(&corpus);
     tokenizer_free_encoder(&e.encoder);
     if (e.count == 0) {

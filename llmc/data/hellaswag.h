@@ -154,7 +154,7 @@ static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, i
 
 // True if the first line of a file of JSON lines has endings to choose from. Quotes in a JSON string are escaped.
 static inline bool hellaswag_is_json(const char *path) {
-    FILE *file = corpus_is_json(path) ? fopen(path, "rb") : NULL;
+    FILE *file = file_kind(path) == FILE_JSON ? fopen(path, "rb") : NULL;
     char *line = NULL;
     size_t room = 0;
     bool is_json = file && getline(&line, &room, file) > 0 && strstr(line, "\"endings\":") != NULL;
@@ -203,13 +203,13 @@ static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, 
     HellaSwag set = hellaswag_open(flag, path, T);
     TokenizerEncoder encoder;
     CorpusPiece piece;
-    Corpus corpus = corpus_open(flag, path, NULL);
+    Corpus corpus = corpus_open(flag, path, NULL, -1);
     memset(&encoder, 0, sizeof encoder);
     while (corpus_read(&corpus, &piece)) {
-        if (!hellaswag_add_json(&set, tokenizer, &encoder, corpus_object(&corpus, &piece))) {
-            corpus_refuse(&corpus, &piece,
-                          "is no example of HellaSwag, an object with \"ctx\", 4 strings in \"endings\" and the true "
-                          "one's index in \"label\"");
+        if (!hellaswag_add_json(&set, tokenizer, &encoder, corpus_value(&corpus, &piece))) {
+            corpus_bad_line(&corpus, &piece,
+                            "is no example of HellaSwag, an object with \"ctx\", 4 strings in \"endings\" and the true "
+                            "one's index in \"label\"");
         }
     }
     tokenizer_free_encoder(&encoder);

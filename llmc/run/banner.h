@@ -113,6 +113,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].value); }
     }
+    if (data_are_bytes(data)) { print_bad_bytes_of("-i", a->train_data); }
     if (step > 0) { printf("resumed   at step %lld\n", step); }
     if (a->resume && step == 0) {
         printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl start over\n", a->run_dir);

@@ -43,9 +43,9 @@ typedef struct {
 
 static inline bool data_are_examples(const TokenFiles *files) {
     int json = 0;
-    for (int f = 0; f < files->num_files; f++) { json += corpus_is_json(files->files[f].path); }
+    for (int f = 0; f < files->num_files; f++) { json += file_kind(files->files[f].path) == FILE_JSON; }
     if (json > 0 && json < files->num_files) {
-        input_error("%s matches both .jsonl and other files; give a pattern that matches one kind", files->flag);
+        input_error("%s matches both JSON lines and other files; give a pattern that matches one kind", files->flag);
     }
     return json > 0;
 }
@@ -54,9 +54,18 @@ static inline bool data_are_examples(const TokenFiles *files) {
 static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
     TokenFiles files = token_files_open(flag, pattern);
     for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
-        if (!corpus_is_json(files.files[f].path)) { refuse_binary(flag, files.files[f].path); }
+        refuse_binary(flag, files.files[f].path);
     }
     return files;
+}
+
+// The note on bytes of -i that are not UTF-8, of the first 256 MiB.
+static inline void print_bad_bytes_of(const char *flag, const char *pattern) {
+    Corpus corpus = corpus_open(flag, pattern, NULL, 0);
+    CorpusPiece piece;
+    while (corpus.bytes_read < 256 << 20 && corpus_read(&corpus, &piece)) {}
+    print_bad_bytes(stdout, &corpus);
+    corpus_close(&corpus);
 }
 
 // True if -i is text that is read as bytes.
@@ -92,7 +101,7 @@ static inline void use_defaults(RunData *d, TrainArgs *a) {
 }
 
 static inline const char *data_kind(const TokenFiles *files) {
-    return data_are_examples(files) ? ".jsonl examples" : token_files_kind(files);
+    return data_are_examples(files) ? "examples as JSON lines" : token_files_kind(files);
 }
 
 // Stops unless -i and -j are data of one kind.
@@ -175,7 +184,7 @@ static inline void data_open_examples(RunData *d, const TrainArgs *a, const Toke
     }
     uint64_t identity = hash_bytes(tokenizer_fingerprint(tokenizer), d->fingerprint, strlen(d->fingerprint));
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, identity);
-    d->examples = examples_load("-i", a->train_data, tokenizer, a->T);
+    d->examples = examples_load("-i", a->train_data, tokenizer, a->T, a->skip_bad);
     int count = d->examples.count, held_out = a->val_data ? 0 : count / 10;
     if (!a->val_data && held_out == 0 && a->val_every > 0) {
         input_error("-i %s holds %d examples, too few to hold out a tenth for validation; give -j, or -v 0",
@@ -183,7 +192,7 @@ static inline void data_open_examples(RunData *d, const TrainArgs *a, const Toke
     }
     d->train_rows = example_rows_pack(&d->examples, 0, count - held_out);
     if (a->val_data) {
-        d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T);
+        d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T, a->skip_bad);
         d->val_rows = example_rows_pack(&d->val_examples, 0, d->val_examples.count);
     } else if (held_out > 0) {
         d->val_rows = example_rows_pack(&d->examples, count - held_out, count);

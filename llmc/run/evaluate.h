@@ -255,7 +255,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
     f->has_tokenizer = find_tokenizer(&f->tokenizer, a, c->vocab_size);
     if (file_kind(a->eval) == FILE_HELLASWAG) {
         f->hellaswag = hellaswag_read_bin("--eval", a->eval, a->T, c->vocab_size);
-    } else if (token_path_is_shard(a->eval)) {
+    } else if (token_files_match_shards(a->eval)) {
         f->shards = token_files_open("--eval", a->eval);
     } else if (!f->has_tokenizer) {
         input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", a->eval, c->vocab_size,
@@ -263,7 +263,7 @@ static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *
     } else if (hellaswag_is_json(a->eval)) {
         f->hellaswag = hellaswag_read_json("--eval", a->eval, &f->tokenizer, a->T);
     } else {
-        f->text = corpus_open("--eval", a->eval, a->field);
+        f->text = corpus_open("--eval", a->eval, a->field, a->skip_bad);
         f->text.tokenizer = &f->tokenizer;
     }
 }
@@ -292,6 +292,7 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
         inside = !piece.ends_document && (inside || piece.bytes > 0);
     }
     print_specials(stderr, encoder.specials_as_text);
+    corpus_print_notes(stderr, &f->text);
     tokenizer_free_encoder(&encoder);
 }
 

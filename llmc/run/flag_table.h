@@ -66,7 +66,7 @@ static const TrainArgs default_args = {
 static const Flag flag_table[] = {
     FLAG_HEADING("Data, model and output"),
     STRING("i", "train-data", train_data, "GLOB",
-     "training data: .bin token shards, .jsonl examples, or text as bytes"),
+     "training data: token shards, examples as JSON lines, or text as bytes"),
     STRING("j", "val-data", val_data, "GLOB", "validation data (default: the last tenth of each -i file)"),
     STRING("e", "model", model, "MODEL", "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)"),
     STRING("o", "output", run_dir, "DIR", "run directory for metrics and checkpoints (default: no files written)"),
@@ -123,6 +123,7 @@ static const Flag flag_table[] = {
     STRING(NULL, "tokenize", tokenize, "OUT",
      "write the text in -i as token shards OUT_*.bin; no training", NOT_RESUMED),
     STRING(NULL, "field", field, "NAME", "field of the text in JSON lines (default: text)", NOT_RESUMED),
+    COUNT(NULL, "skip-bad", skip_bad, "leave out up to N bad lines of JSON lines (default %s: the first is an error)"),
     FLAG_WAS_REMOVED(NULL, "separator", "a line that is exactly <|endoftext|> separates documents"),
     FLAG_WAS_REMOVED(NULL, "shard-tokens", "a training shard has 100 million tokens"),
     REAL(NULL, "val-share", val_share, 0, 0.5, "X",

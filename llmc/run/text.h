@@ -1,8 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
 defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, print_specials,
-         prompt_text,
-         document_start, prompt_tokens, print_token
+         prompt_text, document_start, prompt_tokens, print_token
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -93,7 +92,7 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
 static inline void check_shards(const Tokenizer *tokenizer, const char *path, const char *flag, const char *shards) {
     char merges[PATH_LENGTH];
     find_merges_of_shards(merges, shards);
-    if (!*merges || !token_path_is_shard(shards)) { return; }
+    if (!*merges || !token_files_match_shards(shards)) { return; }
     Tokenizer other = tokenizer_open(merges);
     if (tokenizer_fingerprint(&other) != tokenizer_fingerprint(tokenizer)) {
         input_error("%s %s has the tokens of '%s', and the tokenizer is '%s': an id is another token there; make "

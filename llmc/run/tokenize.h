@@ -138,6 +138,7 @@ static inline void tokenize_print_end(const TokenizeJob *job, double seconds) {
         printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
     }
     print_specials(stdout, job->specials_as_text);
+    corpus_print_notes(stdout, &job->corpus);
 }
 
 // path = the tokenizer's file of the shards. Stops if it exists with other tokens.
@@ -169,7 +170,7 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     }
     job.args = a;
     job.tokenizer = &tokenizer;
-    job.corpus = corpus_open("-i", a->train_data, a->field);
+    job.corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
     job.corpus.tokenizer = &tokenizer;
     tokenize_tokenizer_path(path, &job);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
@@ -202,7 +203,7 @@ static inline void train_bpe(const TrainArgs *a) {
     const char *folder = a->run_dir ? a->run_dir : ".";
     train_bpe_path(vocab, folder, "vocab.json");
     train_bpe_path(merges, folder, "merges.txt");
-    Corpus corpus = corpus_open("-i", a->train_data, a->field);
+    Corpus corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
     BpeTrainer trainer;
     CorpusPiece piece;
     memset(&trainer, 0, sizeof trainer);
@@ -228,6 +229,7 @@ static inline void train_bpe(const TrainArgs *a) {
         printf("note      no pair occurs twice any more: %d tokens instead of %d\n", tokenizer.vocab_size,
                a->train_bpe);
     }
+    corpus_print_notes(stdout, &corpus);
     tokenizer_free(&tokenizer);
     bpe_free(&trainer);
     corpus_close(&corpus);

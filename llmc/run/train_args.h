@@ -53,7 +53,7 @@ typedef struct {
     // --tokenize
     const char *tokenize, *field;
     double val_share;
-    int train_bpe;
+    int train_bpe, skip_bad;
     // --export
     int export_format;
     // checkpoints

@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# Files that users have for text: each is read right, refused by name, or read with a note. One row for each.
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+root=$(realpath "$(dirname "$0")/../..")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8
+in_scratch
+
+train=(-e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0)
+tokenize() { run "$1" --tokenizer "$merges" --val-share 0 --tokenize "$2" -i "${@:3}"; }
+# documents NAME: the last --tokenize read the documents of NAME: the same tokens as those of good.jsonl
+documents() {
+    says "$out" "3 documents"
+    same good_train_000001.bin "$1_train_000001.bin"
+}
+
+python3 - <<'PYTHON'
+import array, io, json, pickle, sqlite3, struct, tarfile, zipfile, zlib, gzip, bz2, lzma
+text = "".join(f"line {i}: a cat sat on mat {i % 7}.\n" for i in range(200))
+rows = [{"text": f"document {i} of the set, with some words"} for i in range(3)]
+lines = "".join(json.dumps(row) + "\n" for row in rows)
+def put(name, data):
+    with open(name, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+def zipped(name, **members):
+    with zipfile.ZipFile(name, "w") as archive:
+        for member, data in members.items():
+            archive.writestr(member.replace("__", "/").replace("_DOT_", "."), data)
+put("text.txt", text)
+put("array.npy", b"\x93NUMPY\x01\x00" + b"v\0" + b"{'descr': '<u2'}".ljust(118) + bytes(2000))
+for protocol in 2, 3, 4, 5:
+    put(f"pickle{protocol}", pickle.dumps(["text"] * 500, protocol=protocol))
+base = sqlite3.connect("base.db"); base.execute("create table a(t text)"); base.commit(); base.close()
+with tarfile.open("archive.tar", "w") as tar:
+    tar.add("text.txt")
+zipped("archive.zip", a_DOT_txt=text)
+zipped("model.pt", archive__data_DOT_pkl=b"\x80\2")
+zipped("arrays.npz", a_DOT_npy=b"\x93NUMPY")
+zipped("book.docx", **{"[Content_Types]_DOT_xml": "<xml/>"})
+zipped("book.odt", mimetype="application/vnd.oasis.opendocument.text")
+put("old.pt", b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
+put("text.gz", gzip.compress(text.encode())); put("lines.jsonl.gz", gzip.compress(lines.encode()))
+put("text.bz2", bz2.compress(text.encode())); put("text.xz", lzma.compress(text.encode()))
+put("text.lzma", lzma.compress(text.encode(), format=lzma.FORMAT_ALONE))
+put("text.zst", b"\x28\xb5\x2f\xfd" + text.encode()); put("text.lz4", b"\x04\x22\x4d\x18" + text.encode())
+put("text.7z", b"7z\xbc\xaf\x27\x1c" + bytes(100)); put("text.rar", b"Rar!\x1a\7\0" + bytes(100))
+put("table.parquet", b"PAR1\x15\x04" + bytes(100)); put("table.arrow", b"ARROW1\0\0" + bytes(100))
+put("stream.arrow", b"\xff\xff\xff\xff" + struct.pack("<I", 400) + bytes(400)); put("table.avro", b"Obj\1" + bytes(99))
+put("book.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)); put("book.rtf", r"{\rtf1\ansi " + text + "}")
+put("book.pdf", "%PDF-1.7\n" + text); put("book.ps", "%!PS-Adobe-3.0\n" + text)
+put("a.png", b"\x89PNG\r\n\x1a\n" + bytes(99)); put("a.jpg", b"\xff\xd8\xff\xe0" + bytes(99))
+put("a.gif", b"GIF89a" + bytes(99)); put("a.webp", b"RIFF\x10\0\0\0WEBPVP8 " + bytes(99))
+put("a.wav", b"RIFF\x10\0\0\0WAVEfmt " + bytes(99)); put("a.mp4", b"\0\0\0\x20ftypisom" + bytes(99))
+put("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
+put("error.html", "\n<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"); put("page", "<HTML lang='en'>")
+put("model.safetensors", struct.pack("<Q", 60) + json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    ).ljust(60).encode() + bytes(4))
+put("model.gguf", b"GGUF\3\0\0\0" + bytes(99)); put("model.h5", b"\x89HDF\r\n\x1a\n" + bytes(99))
+put("marked16.txt", text.encode("utf-16")); put("program", b"\x7fELF" + bytes(99))
+put("train.bin", array.array("H", [(i * 7) % 300 for i in range(5000)]).tobytes())
+put("gpt2.bin", array.array("H", [(i * 7919) % 50257 if i % 3 else 11 for i in range(5000)]).tobytes())
+put("chars.bin", array.array("H", [(i * 37) % 65 for i in range(5000)]).tobytes())
+put("wide.bin", array.array("I", [(i * 37) % 1000 for i in range(5000)]).tobytes())
+put("tokens.dat", array.array("H", [(i * 7) % 300 for i in range(5000)]).tobytes())
+# JSON lines under any name, and forms that are not lines
+for name in "good.jsonl", "c.json", "c.ndjson", "c.JSONL", "c.jsonl.txt", "c":
+    put(name, lines)
+put("marked.jsonl", b"\xef\xbb\xbf" + lines.encode()); put("spaced.txt", '{ "text" :' + lines.split(":", 1)[1])
+put("list.json", json.dumps(rows)); put("pretty.json", json.dumps(rows, indent=2))
+put("object.json", json.dumps(rows[0], indent=2))
+put("alpaca.json", json.dumps([{"instruction": "a", "input": "", "output": "b"}] * 100))
+turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+put("turns.jsonl", "".join(json.dumps(turns) + "\n" for _ in range(20)))
+put("messages.jsonl", "".join(json.dumps({"messages": turns}) + "\n" for _ in range(20)))
+put("bad.jsonl", lines.replace("}\n{", "}\nnot JSON\n{", 1) + '{"body":"x"}\n')
+# text that begins like something else
+for name, start in {"verse": "[Verse 1]\n", "code": "{\n    int a;\n}\n", "list": '{"a", "b"}\n', "words": "GGUF BZh PAR1 PK\n",
+                    "tag": "<p>a</p>\n", "less": "<htmlx\n"}.items():
+    put(name + ".txt", start + text)
+# not UTF-8
+put("latin1.txt", text.encode() + "caf\xe9 \xfcber\n".encode("latin-1"))
+put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
+put("utf16.txt", text.encode("utf-16-le")); put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
+put("nul.txt", text.encode() + b"\0" + text.encode()); put("zeros.txt", text.encode() + bytes(5000))
+put("utf8.txt", "caf\xe9 \u4eca\u5929 \U0001f600\n" * 50)
+PYTHON
+
+# file | words of the refusal
+while IFS='|' read -r file words; do
+    report "refused: $file" "$(
+        run 2 -i "$file" "${train[@]}"
+        says "$err" "$words"
+        one_line "$err"
+        tokenize 2 refused "$file"
+        says "$err" "$words"
+        [[ $file == *.bin ]] || { input=$file tokenize 2 refused - && says "$err" "${words#"$file "}"; }
+        rm -f refused*.part
+        find . -name "refused*"
+    )"
+done <<'ROWS'
+array.npy|array.npy is a NumPy array, expected text in UTF-8; write token ids as a shard
+arrays.npz|arrays.npz is a NumPy archive
+pickle2|pickle2 is a Python pickle
+pickle3|pickle3 is a Python pickle
+pickle4|pickle4 is a Python pickle
+pickle5|pickle5 is a Python pickle
+base.db|base.db is an SQLite database, expected text in UTF-8; write its text as JSON lines
+archive.tar|archive.tar is a tar archive, expected text in UTF-8; unpack it: tar xf
+archive.zip|archive.zip is a zip archive, expected text in UTF-8; unpack it: unzip
+model.pt|model.pt is a file of PyTorch
+old.pt|old.pt is a file of PyTorch
+book.docx|book.docx is an Office document, expected text in UTF-8; save it as plain text
+book.doc|book.doc is an Office document
+book.odt|book.odt is an OpenDocument file or EPUB
+book.rtf|book.rtf is an RTF document
+book.pdf|book.pdf is a PDF document, expected text in UTF-8; extract its text: pdftotext
+book.ps|book.ps is a PostScript document
+text.gz|text.gz is compressed with gzip, expected text in UTF-8; unpack it: gunzip
+lines.jsonl.gz|lines.jsonl.gz is compressed with gzip
+text.bz2|text.bz2 is compressed with bzip2
+text.xz|text.xz is compressed with xz
+text.lzma|text.lzma is compressed with lzma
+text.zst|text.zst is compressed with zstd
+text.lz4|text.lz4 is compressed with lz4
+text.7z|text.7z is a 7-Zip archive
+text.rar|text.rar is a RAR archive
+table.parquet|table.parquet is a Parquet table, expected text in UTF-8; write its text as JSON lines
+table.arrow|table.arrow is an Arrow table
+stream.arrow|stream.arrow is an Arrow stream of Hugging Face's datasets
+table.avro|table.avro is an Avro table
+a.png|a.png is a PNG picture
+a.jpg|a.jpg is a JPEG picture
+a.gif|a.gif is a GIF picture
+a.webp|a.webp is a WebP picture
+a.wav|a.wav is sound
+a.mp4|a.mp4 is a film
+program|program is a program
+pointer|pointer is a Git-LFS pointer, expected text in UTF-8; fetch the file: git lfs pull
+error.html|error.html is an HTML page, expected text in UTF-8; download the file itself
+page|page is an HTML page
+model.safetensors|model.safetensors is a safetensors model, expected text in UTF-8; give it with -e
+model.gguf|model.gguf is a GGUF model
+model.h5|model.h5 is an HDF5 file
+marked16.txt|marked16.txt is text in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16 -t UTF-8
+train.bin|train.bin is a file of token ids without a header, as nanoGPT's train.bin, expected
+gpt2.bin|gpt2.bin is a file of token ids without a header
+chars.bin|chars.bin is a file of token ids without a header
+wide.bin|wide.bin is a file of token ids without a header
+tokens.dat|tokens.dat is a file of token ids without a header
+list.json|list.json line 1 is an array
+pretty.json|pretty.json line 1 is no JSON object; expected an object a line, as jq -c . writes objects, and jq -c '.[]'
+object.json|object.json line 1 is no JSON object
+alpaca.json|alpaca.json line 1 is an array
+ROWS
+
+report "the command in the message converts token ids of nanoGPT" "$(
+    for file in train.bin gpt2.bin chars.bin wide.bin; do
+        run 2 -i $file "${train[@]}"
+        sed -n 's/.*make a token shard of it: //p' "$err" | bash
+        run 0 -i $file.shard.bin -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0
+    done
+    run 0 -i train.bin.shard.bin "${train[@]}"
+    says "$out" " 300 tokens: "
+    run 0 -i gpt2.bin.shard.bin "${train[@]}"
+    says "$out" " 50257 tokens: "
+)"
+tokenize 0 good good.jsonl
+report "a token shard is one under any name" "$(
+    for name in shard shard.BIN shard.bin.1 shard.txt; do
+        cp good_train_000001.bin $name
+        run 0 -i $name "${train[@]}"
+        says "$out" " 2757 tokens: "
+        tokenize 2 refused $name
+        says "$err" "$name is a token shard, expected text in UTF-8; give it with -i or -j"
+    done
+)"
+for file in c.json c.ndjson c.JSONL c.jsonl.txt c marked.jsonl spaced.txt; do
+    report "JSON lines: $file" "$(
+        name=json_${file//./_}
+        tokenize 0 "$name" "$file"
+        documents "$name"
+        input=$file tokenize 0 "${name}_stdin" -
+        documents "${name}_stdin"
+        run 0 -i "$file" "${train[@]}"
+        matches "$out" "^examples  "
+    )"
+done
+for file in verse code list words tag less utf8; do
+    report "text: $file.txt" "$(
+        run 0 -i $file.txt "${train[@]}"
+        lacks "$out" "UTF-8|examples"
+        tokenize 0 "text_$file" $file.txt
+        says "$out" "1 document"
+        lacks "$out" UTF-8
+    )"
+done
+# file | words of the note
+while IFS='|' read -r file words; do
+    report "a note: $file" "$(
+        run 0 -i "$file" "${train[@]}"
+        says "$out" "note      $file: $words"
+        tokenize 0 "note_$file" "$file"
+        says "$out" "note      $file: $words"
+        equal "$(grep -c 'not UTF-8' "$out")" 1
+    )"
+done <<'ROWS'
+latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. To convert the text: iconv -f LATIN1
+gbk.txt|500 NULs and bytes that are not UTF-8, the first at byte 0; they stay as they are. To convert the text: iconv -f
+utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. To convert the text: iconv -f UTF-16LE
+chinese16.txt|
+nul.txt|1 NULs and bytes that are not UTF-8, the first at byte 5890
+zeros.txt|5000 NULs and bytes that are not UTF-8, the first at byte 5890
+ROWS
+report "conversations as arrays of turns are those of \"messages\"" "$(
+    for form in turns messages; do
+        run 0 -i $form.jsonl -e l1h1c16 -b 2 -t 64 -x 3 -v 0 -s 0 -o run_$form
+        metrics run_$form >$form.losses
+    done
+    [ -s turns.losses ] && same turns.losses messages.losses
+)"
+report "--skip-bad leaves out bad lines and counts them; the default stops at the first" "$(
+    tokenize 2 bad bad.jsonl
+    says "$err" "bad.jsonl line 2 is no JSON object"
+    says "$err" "found 'not JSON'; mend it, or leave out such lines with --skip-bad N"
+    tokenize 2 bad bad.jsonl --skip-bad 1
+    says "$err" "bad.jsonl line 5 has no string in the field"
+    rm -f bad_*
+    tokenize 0 bad bad.jsonl --skip-bad 2
+    documents bad
+    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
+    run 0 -i bad.jsonl "${train[@]}" --skip-bad 5
+    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
+    matches "$out" "^examples  "
+    run 2 -i bad.jsonl "${train[@]}" --skip-bad 1
+    says "$err" "bad.jsonl line 5 has none of these"
+)"
+end_tests
