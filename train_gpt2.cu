@@ -901,11 +901,10 @@ static void evaluate(Run *run, bool ending) {
     const TrainArgs *a = run->args;
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
-        double bits_per_byte;
-        double loss = validate(&model, &run->data.val_loader, a->val_batches, run->text.tokenizer, &bits_per_byte);
+        Validation v = validate(&model, &run->data.val_loader, a->val_batches, run->text.tokenizer);
         if (agreed_signal(run->groups.world)) { return; }
-        note_validation(run, loss, ending);  // first: a run killed before logger_val validates again
-        logger_val(&run->log, run->step, loss, bits_per_byte);
+        note_validation(run, v.loss, ending);  // first: a run killed before logger_val validates again
+        logger_val(&run->log, run->step, v.loss, v.bits_per_byte, v.tokens);
     }
     if (hellaswag_due(&run->evaluations, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag);

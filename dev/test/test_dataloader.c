@@ -230,14 +230,19 @@ TEST(test_plain_order) {
     DataLoader loader;
     open_plain(&loader, &files, 2, 2);
     assert_int_equal(loader.sequences_per_epoch, 5);
-    static const char *const batches[] = {"abcdbcde", "efjkfgkl", "lmabmnbc", "cdefdefg"};
+    assert_int_equal(dataloader_batches(&loader), 3);
+    static const char *const batches[] = {"abcdbcde", "efjkfgkl", "lm  mn  ", "        "};  // ' ': no target
     for (int i = 0; i < 4; i++) {
         assert_int_equal(loader.position, 2 * i);
         dataloader_next(&loader);
+        int count = 0;
         for (int t = 0; t < 4; t++) {
-            assert_int_equal(loader.inputs[t], batches[i][t]);
-            assert_int_equal(loader.targets[t], batches[i][4 + t]);
+            bool blank = batches[i][t] == ' ';
+            count += !blank;
+            assert_int_equal(loader.inputs[t], blank ? 0 : batches[i][t]);
+            assert_int_equal(loader.targets[t], blank ? -1 : batches[i][4 + t]);
         }
+        assert_int_equal(loader.num_targets, count);
     }
     close_all(&loader, &files);
 }
@@ -249,8 +254,8 @@ TEST(test_length_one) {
     open_plain(&loader, &files, 3, 1);  // more sequences a batch than there are
     assert_int_equal(loader.sequences_per_epoch, 1);
     dataloader_next(&loader);
-    assert_ids(loader.inputs, (int[]){'a', 'a', 'a'}, 3);
-    assert_ids(loader.targets, (int[]){'b', 'b', 'b'}, 3);
+    assert_ids(loader.inputs, (int[]){'a', 0, 0}, 3);
+    assert_ids(loader.targets, (int[]){'b', -1, -1}, 3);
     assert_int_equal(loader.position, 3);
     close_all(&loader, &files);
 }

@@ -237,4 +237,110 @@ report "--skip-bad leaves out bad lines and counts them; the default stops at th
     run 2 -i bad.jsonl "${train[@]}" --skip-bad 1
     says "$err" "bad.jsonl line 5 has none of these"
 )"
+
+# ---- data that is counted is trained on
+
+mkdir poems && for ((i = 0; i < 10; i++)); do echo "poem $i" >poems/$i.txt; done
+cp -r poems mixed && cp text.txt mixed && cp text.txt copy.txt && ln -s text.txt link.txt && mkdir both && cp text.txt both/a.txt && cp text.txt both/b.txt
+cat >talks.jsonl <<'LINES'
+{"prompt":"a","completion":"b"}
+{"prompt":"a","completion":"a completion that is longer than a sequence of sixteen"}
+{"prompt":"a prompt that is longer than a sequence of sixteen tokens","completion":"b"}
+LINES
+# name | words of the note, "" for none | arguments after -e l1h1c16 -b 1 -t 16 -s 0
+while IFS='|' read -r name words arguments; do
+    report "$name" "$(
+        set -f # a pattern is for the trainer
+        # shellcheck disable=SC2086  # several words
+        run 0 -e l1h1c16 -b 1 -t 16 -s 0 -q 0.1 $arguments
+        if [ -n "$words" ]; then
+            says "$out" "note      $words"
+        else
+            equal "$(grep ^note "$out")" "note      nothing will be saved: -o is not given"
+        fi
+    )"
+done <<'ROWS'
+files shorter than a sequence|-i: 10 of 11 files to train on are shorter than a sequence of -t 16 and are not read, 70 tokens; join them|-i mixed/*.txt -x 1 -v 0
+validation data that is the training data|text.txt is also training data (text.txt): its loss says nothing about new text|-i text.txt -j text.txt -x 1 -v 1
+the same by a link|link.txt is also training data (text.txt)|-i text.txt -j link.txt -x 1 -v 1
+the same by content|copy.txt is also training data (text.txt)|-i text.txt -j copy.txt -x 1 -v 1
+one file twice in a pattern|-i matches both/a.txt and both/b.txt, which are the same file|-i both/*.txt -x 1 -v 0
+other validation data||-i text.txt -j utf8.txt -x 1 -v 1
+a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is as long as the run|-i text.txt -x 3 -u 3 -v 0
+a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
+a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
+a rate that is to be constant||-i text.txt -x 1 -v 0 -q 1 -k constant
+examples that are cut|-i talks.jsonl: 1 of 3 examples are longer than -t 16, and are cut|-i talks.jsonl -x 1 -v 0
+examples without a target|-i talks.jsonl: 1 of 3 examples have no target within -t 16, and are left out|-i talks.jsonl -x 1 -v 0
+ROWS
+report "the count of training tokens is that of the files that are read" "$(
+    run 0 -i '[pt]*/*[0-9].txt' -e l1h1c16 -b 1 -t 5 -x 1 -v 0 -s 0
+    says "$out" "data      70 training tokens, 0 validation tokens"
+    run 2 -i 'poems/*.txt' -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0
+    says "$err" "but the longest file, poems/0.txt, has 7 to train on"
+)"
+report "validation scores each token once, whatever -b, and says how many" "$(
+    head -c 1000 text.txt >validation.txt
+    for b in 1 2 3 7 64; do
+        run 0 -i text.txt -j validation.txt -e l1h1c16 -b $b -t 30 -x 1 -v 1 -m -1 -s 0 -l 0 -o val_$b
+        grep 'step 0 .*validation' "$out"
+    done >losses.txt
+    equal "$(sort -u losses.txt | wc -l) $(wc -l <losses.txt)" "1 5"
+    says losses.txt "(990 tokens)" # 33 sequences of 30, of 1000 bytes
+    run 0 -i text.txt -j validation.txt -e l1h1c16 -b 7 -t 30 -x 1 -v 1 -m 2 -s 0 -l 0
+    says "$out" "(420 tokens)"
+)"
+report "a turn with a weight of 0 is not learned" "$(
+    for weight in 0 1; do
+        echo '[{"role":"user","content":"a"},{"role":"assistant","content":"bcd","weight":'$weight'},
+            {"role":"assistant","content":"ef","weight":1}]' | tr -d '\n' >weight$weight.jsonl
+        run 0 -i weight$weight.jsonl -e l1h1c16 -b 1 -t 64 -x 1 -v 0 -s 0
+        grep -o '[0-9]* targets' "$out"
+    done | tr '\n' ' ' >targets.txt
+    equal "$(cat targets.txt)" "4 targets 9 targets "
+)"
+report "--tokenize: a held-out share above the one asked for, its own output, one file twice" "$(
+    tokenize 0 share text.txt --val-share 0.01
+    lacks "$out" "validation has"
+    for i in 1 2 3; do cat text.txt; done >three.txt
+    sed 's/^line 1:/<|endoftext|>/' three.txt | sed 's/<|endoftext|>.*/<|endoftext|>/' >documents.txt
+    run 0 --tokenizer "$merges" --tokenize held -i documents.txt --val-share 0.01
+    says "$out" "and --val-share asks for 1.0 %: the corpus has few documents"
+    mkdir own && cp text.txt own/
+    run 0 --tokenizer "$merges" --tokenize own/x -i 'own/*.txt' --val-share 0
+    rm own/x_train_*
+    run 2 --tokenizer "$merges" --tokenize own/x -i 'own/*.txt' --val-share 0
+    says "$err" "-i matches 'own/x_merges.txt', which --tokenize wrote; give a pattern without it"
+    tokenize 0 twice 'both/*.txt'
+    says "$out" "note      -i matches both/a.txt and both/b.txt, which are the same file"
+)"
+report "two --tokenize of one name at once: one writes, the other is refused" "$(
+    for i in {1..60}; do cat text.txt; done >big.txt
+    tokenize 0 alone big.txt
+    for try in 1 2 3 4; do
+        rm -f race_*
+        for side in a b; do
+            status=0
+            "$trainer" --tokenizer "$merges" --val-share 0 --tokenize race -i big.txt >/dev/null 2>race.$side || status=$?
+            echo $status >status.$side
+        done &
+        status=0
+        "$trainer" --tokenizer "$merges" --val-share 0 --tokenize race -i big.txt >/dev/null 2>race.c || status=$?
+        echo $status >status.c
+        wait
+        equal "$(cat status.[abc] | sort | tr '\n' ' ')" "0 2 2 "
+        same alone_train_000001.bin race_train_000001.bin
+    done
+)"
+
+if [ "$failed" -gt 0 ]; then end_tests && exit || exit; fi
+use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
+report "-m counts the micro-batches of all ranks" "$(
+    for n in 1 2 3; do
+        mpirun --oversubscribe -np $n "$trainer" -i text.txt -e l1h1c16 -b 2 -t 16 -x 1 -v 1 -m 5 -s 0 -l 0 2>&1 |
+            sed -n 's/.*\(validation loss.*\)/\1/p'
+    done >losses.txt
+    equal "$(sort -u losses.txt | wc -l) $(wc -l <losses.txt)" "1 6"
+    says losses.txt "(160 tokens)"
+)"
 end_tests

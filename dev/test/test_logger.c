@@ -72,7 +72,7 @@ static void log_three_steps(void) {
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     log.last_line = now_seconds() + 1000;  // the second step comes too soon after it, on a busy machine too
     logger_step(&log, quarter_second(2, NAN, INFINITY));
-    logger_val(&log, 2, 4.0625, 1.5);
+    logger_val(&log, 2, 4.0625, 1.5, 1234567);
     logger_step(&log, quarter_second(3, 1.0 / 3, -INFINITY));
     logger_close(&log);
 }
@@ -93,7 +93,7 @@ TEST(test_metrics) {
     // the first step and the last; the second came too soon
     assert_string_equal(read_file(path, NULL),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
-                        "step 2 | validation loss 4.0625 | bits per byte 1.5000\n"
+                        "step 2 | validation loss 4.0625 (1,234,567 tokens) | bits per byte 1.5000\n"
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
 }
 
@@ -153,7 +153,7 @@ TEST(test_rates) {
 
 static void resume_after_two(void) {
     Logger log = logger_open(temp_dir(), 2, true, true);
-    logger_val(&log, 3, 0.5, NAN);
+    logger_val(&log, 3, 0.5, NAN, 999);
     logger_hellaswag(&log, 3, 0.25);
     logger_close(&log);
 }

@@ -1,7 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
 defines: input_error, run_error, StopHook, stop_hook, xmalloc, xaligned, xcalloc, xrealloc, xgrow,
-         xstrdup, PATH_LENGTH, format_path, has_ending, plural_s
+         xstrdup, PATH_LENGTH, format_path, has_ending, count_text, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -115,6 +115,20 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
 static inline bool has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), last = strlen(ending);
     return length >= last && strcmp(name + length - last, ending) == 0;
+}
+
+enum { COUNT_LENGTH = 28 };
+
+// text (COUNT_LENGTH) = 1234567 as 1,234,567
+static inline const char *count_text(char *text, uint64_t count) {
+    char digits[COUNT_LENGTH];
+    int n = snprintf(digits, sizeof digits, "%llu", (unsigned long long)count), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) { text[at++] = ','; }
+        text[at++] = digits[i];
+    }
+    text[at] = 0;
+    return text;
 }
 
 // the ending of a noun after its number

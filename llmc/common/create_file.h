@@ -1,6 +1,6 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
-defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_put,
+defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_of_fd, part_put,
          part_put_at, part_close, part_discard, part_finish, read_error, open_regular, read_exact, read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
@@ -60,6 +60,17 @@ static inline PartFile part_open(const char *path) {
     format_path(f.path, "%s", path);
     format_path(f.part, "%s.part", path);
     f.file = create_file(f.part);
+    if (!f.file) { f.error = errno; }
+    return f;
+}
+
+// part_open of an open file PATH.part, which is emptied. fd is closed with the file.
+static inline PartFile part_of_fd(const char *path, int fd) {
+    PartFile f;
+    memset(&f, 0, sizeof f);
+    format_path(f.path, "%s", path);
+    format_path(f.part, "%s.part", path);
+    f.file = ftruncate(fd, 0) == 0 ? fdopen(fd, "wb") : NULL;
     if (!f.file) { f.error = errno; }
     return f;
 }

@@ -1,7 +1,7 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
-         token_files_split, token_files_total, token_files_fingerprint, token_files_close, DataLoader,
+         token_files_split, token_files_total, token_files_used, token_files_fingerprint, token_files_close, DataLoader,
          dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
          dataloader_batches, dataloader_targets, dataloader_close
 
@@ -17,8 +17,8 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
                             within one file at a time
             Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
             R ranks are together the same for every R.
-Examples    Of examples.h, a sequence is a row. The rows of an epoch are permuted by (seed, e). A loader of one epoch,
-            for validation, has rows without examples after it.
+Examples    Of examples.h, a sequence is a row. The rows of an epoch are permuted by (seed, e).
+Validation  A loader of one epoch has rows without targets after it, so each sequence is scored once.
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
             is reported by dataloader_check, or by the dataloader_next that would return the batch.
 */
@@ -159,6 +159,26 @@ static inline uint64_t token_files_total(const TokenFiles *files) {
     uint64_t total = 0;
     for (int f = 0; f < files->num_files; f++) { total += files->files[f].num_tokens; }
     return total;
+}
+
+static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
+    return file->num_tokens ? (file->num_tokens - 1) / (uint64_t)T : 0;
+}
+
+// the tokens of the files that hold a sequence of length T
+static inline uint64_t token_files_used(const TokenFiles *files, int T) {
+    uint64_t total = 0;
+    for (int f = 0; f < files->num_files; f++) {
+        if (token_file_sequences(&files->files[f], T) > 0) { total += files->files[f].num_tokens; }
+    }
+    return total;
+}
+
+// (num_files) the paths, which the files own; the caller frees the array
+static inline char **token_files_paths(const TokenFiles *files) {
+    char **paths = (char **)xcalloc((size_t)files->num_files, sizeof *paths);
+    for (int f = 0; f < files->num_files; f++) { paths[f] = files->files[f].path; }
+    return paths;
 }
 
 // text, whose tokens are bytes; else shards, whose tokens are uint16
@@ -308,7 +328,7 @@ typedef struct {
     // source
     TokenFiles files;
     const ExampleRows *rows;  // NULL: token files
-    bool one_epoch;           // of rows: blank rows follow the first epoch
+    bool one_epoch;           // blank rows follow the first epoch
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
@@ -324,10 +344,6 @@ typedef struct {
     Range *ranges[2];  // (B,T) each, of examples: the ranges of the sequences in the batch
     PackedSequences read_packed;
 } DataLoader;
-
-static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
-    return file->num_tokens ? (file->num_tokens - 1) / (uint64_t)T : 0;
-}
 
 enum { EPOCH_STREAM = 0x65706F63 };  // separates the random bits of shuffles from other uses of the seed
 
@@ -371,15 +387,21 @@ static inline void loader_read(DataLoader *l) {
     uint64_t first = l->position + (uint64_t)l->rank * (uint64_t)l->B;
     int count = 0;
     l->tokens.exit_status = 0;
-    if (l->rows) { l->read_targets = 0; }
+    l->read_targets = 0;
     for (size_t b = 0; b < (size_t)l->B; b++) {
+        bool blank = l->one_epoch && first + b >= l->sequences_per_epoch;
         if (l->rows) {
-            int row = l->one_epoch && first + b >= l->sequences_per_epoch ? -1 : loader_row(l, first + b);
+            int row = blank ? -1 : loader_row(l, first + b);
             count += example_row_read(l->rows, row, inputs + b * T, targets + b * T, ranges + count, b * T);
             if (row >= 0) { l->read_targets += l->rows->targets[row]; }
             continue;
         }
+        if (blank) {
+            for (size_t t = b * T; t < (b + 1) * T; t++) { inputs[t] = 0, targets[t] = -1; }
+            continue;
+        }
         if (!loader_sequence(l, first + b)) { return; }
+        l->read_targets += l->T;
         memcpy(inputs + b * T, l->ids, T * sizeof(int));
         memcpy(targets + b * T, l->ids + 1, T * sizeof(int));
     }
@@ -430,7 +452,6 @@ static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64
     l->num_ranks = num_ranks;
     l->shuffle = shuffle;
     l->seed = seed;
-    l->read_targets = B * T;
     for (int i = 0; i < 2; i++) { l->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
     l->state = BATCH_WANTED;
     pthread_mutex_init(&l->lock, NULL);
@@ -445,13 +466,14 @@ static inline void loader_start_thread(DataLoader *l) {
     }
 }
 
-// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
-// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. The thread reads *l,
-// which must not move. Close with dataloader_close.
+// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0: shuffled, to train, or one
+// epoch in order, to validate. files are copied. Stops if no file is as long as a sequence; dataloader_next stops at an
+// id that is not below vocab_size. The thread reads *l, which must not move. Close with dataloader_close.
 static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
                                    int rank, int num_ranks, int vocab_size) {
     const TokenFile *longest = &files->files[0];
     loader_init(l, B, T, shuffle, seed, rank, num_ranks);
+    l->one_epoch = !shuffle;
     for (int f = 0; f < files->num_files; f++) {
         l->sequences_per_epoch += token_file_sequences(&files->files[f], T);
         if (files->files[f].num_tokens > longest->num_tokens) { longest = &files->files[f]; }
@@ -507,10 +529,9 @@ static inline void dataloader_seek(DataLoader *l, uint64_t position) {
     loader_ask(l, BATCH_WANTED, position);
 }
 
-// The micro-batches of an epoch, >= 1. Sequences of token files that fill none are left out, rows of examples are not.
+// the micro-batches that hold an epoch
 static inline uint64_t dataloader_batches(const DataLoader *l) {
-    uint64_t B = (uint64_t)l->B, batches = (l->sequences_per_epoch + (l->rows ? B - 1 : 0)) / B;
-    return batches > 0 ? batches : 1;
+    return (l->sequences_per_epoch + (uint64_t)l->B - 1) / (uint64_t)l->B;
 }
 
 // the targets in sequences [first, first + count), of all ranks

@@ -71,7 +71,7 @@ typedef struct {
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
     int count;
-    int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
+    int num_read, num_cut, num_left_out;  // lines; truncated ones; those without a target in the first T + 1 tokens
 } Examples;
 
 // Appends a token to the example that is being read.
@@ -190,6 +190,7 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
         const cJSON *line = corpus_value(&corpus, &piece);
         size_t begin = e.num_tokens;
         const char *error = line ? example_add(&e, t, line) : "";
+        e.num_read += line && !*error;
         if (!*error) { continue; }
         e.num_tokens = begin;
         corpus_bad_line(&corpus, &piece, error);

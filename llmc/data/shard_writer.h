@@ -32,11 +32,12 @@ static inline void shard_path(char *path, const char *out, int number, const cha
     format_path(path, "%s_%s_%06d%s", out, number ? "train" : "val", number, end);
 }
 
-// deletes the unfinished shards of an earlier command; returns their number
+// deletes the unfinished shards of an earlier command but training shard 1; returns their number
 static inline int shards_delete_unfinished(const char *out) {
     char part[PATH_LENGTH];
     int deleted = 0;
     for (int number = 0, any = true; number < 2 || any; number++) {
+        if (number == 1) { continue; }
         shard_path(part, out, number, ".bin.part");
         any = unlink(part) == 0;
         deleted += any;
@@ -65,42 +66,55 @@ static inline void shard_put_header(ShardWriter *w, int kind) {
 static inline void shard_begin(ShardWriter *w, int kind) {
     char path[PATH_LENGTH];
     shard_path(path, w->out, kind == SHARD_TRAIN ? ++w->num_train : 0, ".bin");
-    w->open[kind] = part_open(path);
+    bool locked = kind == SHARD_TRAIN && w->num_train == 1;
+    w->open[kind] = locked ? part_of_fd(path, dup(w->lock)) : part_open(path);
     w->tokens[kind] = 0;
     shard_put_header(w, kind);
     shard_check(w, kind);
 }
 
-// Locks training shard 1 against a second command of the same name. Returns a file descriptor, or -1 if there is none.
+// Creates unfinished training shard 1, or opens that of an earlier command, and locks it against a second command of the
+// same name. Returns its file descriptor.
 static inline int shard_lock(const char *out) {
     char part[PATH_LENGTH];
+    struct stat locked, named;
     shard_path(part, out, 1, ".bin.part");
-    int lock = open(part, O_RDONLY | O_CLOEXEC);
-    if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
+    for (;;) {
+        int lock = open(part, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+        if (lock < 0) {
+            input_error("could not write '%s': %s; give a name in a folder that exists and can be written", part,
+                        strerror(errno));
+        }
+        if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+            input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
+        }
+        // a command that has just ended may have given the locked file its name
+        bool same = fstat(lock, &locked) == 0 && stat(part, &named) == 0 && locked.st_ino == named.st_ino;
+        if (same) { return lock; }
+        close(lock);
     }
-    return lock;
 }
 
 // Stops if shards of this name exist or are being written. Deletes unfinished ones, and begins training shard 1.
 static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uint64_t shard_tokens) {
     ShardWriter w;
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], part[PATH_LENGTH];
     memset(&w, 0, sizeof w);
     w.out = out;
     w.vocab_size = vocab_size;
     w.shard_tokens = shard_tokens;
     w.lock = shard_lock(out);
+    bool stale = lseek(w.lock, 0, SEEK_END) > 0;
     for (int number = 0; number < 2; number++) {
         shard_path(path, out, number, ".bin");
+        shard_path(part, out, 1, ".bin.part");
         if (access(path, F_OK) != 0) { continue; }
+        if (!stale) { unlink(part); }
         input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin", path, out);
     }
-    int deleted = shards_delete_unfinished(out);
+    int deleted = shards_delete_unfinished(out) + stale;
     if (deleted) { printf("note      starts over: deleted unfinished shards of an earlier command: %d\n", deleted); }
-    if (w.lock >= 0) { close(w.lock); }
     shard_begin(&w, SHARD_TRAIN);
-    w.lock = shard_lock(out);
     return w;
 }
 

@@ -29,12 +29,48 @@ defines: print_banner, print_plan, print_version
 
 static inline void print_examples(const RunData *d, int T) {
     const ExampleRows *train = &d->train_rows;
-    int cut = d->examples.num_cut + d->val_examples.num_cut;
-    int left_out = d->examples.num_left_out + d->val_examples.num_left_out;
     printf("examples  %d in %d sequences of %d tokens, %" PRIu64 " targets; for validation %d sequences\n",
            train->first[train->num_rows], train->num_rows, T, example_rows_targets(train), d->val_rows.num_rows);
-    if (cut) { printf("note      truncated to -t %d: %d of the examples\n", T, cut); }
-    if (left_out) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, left_out); }
+}
+
+static inline void print_example_notes(const Examples *e, const char *flag, const char *pattern, int T) {
+    if (e->num_cut) {
+        printf("note      %s %s: %d of %d examples are longer than -t %d, and are cut\n", flag, pattern, e->num_cut,
+               e->num_read, T);
+    }
+    if (e->num_left_out) {
+        printf("note      %s %s: %d of %d examples have no target within -t %d, and are left out\n", flag, pattern,
+               e->num_left_out, e->num_read, T);
+    }
+}
+
+// Notes on data that is counted and not trained on, or counted twice.
+static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
+    char files[COUNT_LENGTH], tokens[COUNT_LENGTH];
+    const TokenFiles *sets[] = {&d->train_files, &d->val_files};
+    for (int i = 0; i < 2 && !d->has_examples; i++) {
+        uint64_t skipped = 0, count = 0;
+        for (int f = 0; f < sets[i]->num_files; f++) {
+            bool used = token_file_sequences(&sets[i]->files[f], a->T) > 0;
+            count += !used;
+            skipped += used ? 0 : sets[i]->files[f].num_tokens;
+        }
+        if (count == 0 || (i == 1 && a->val_every == 0)) { continue; }
+        printf("note      %s: %s of %d files%s are shorter than a sequence of -t %d and are not read, %s tokens; join "
+               "them with cat, or give a smaller -t\n",
+               sets[i]->flag, count_text(files, count), sets[i]->num_files, sets[i]->use, a->T,
+               count_text(tokens, skipped));
+    }
+    char **train = token_files_paths(&d->train_files), **val = token_files_paths(&d->val_files);
+    print_same_files(stdout, "-i", train, d->train_files.num_files, NULL, NULL, 0);
+    if (a->val_data) {
+        print_same_files(stdout, "-i", train, d->train_files.num_files, "-j", val, d->val_files.num_files);
+    }
+    free(train);
+    free(val);
+    if (data_are_bytes(d)) { print_bad_bytes_of("-i", a->train_data); }
+    print_example_notes(&d->examples, "-i", a->train_data, a->T);
+    print_example_notes(&d->val_examples, "-j", a->val_data, a->T);
 }
 
 static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
@@ -49,8 +85,8 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     if (data->has_examples) { print_examples(data, a->T); }
     printf("data      ");
     if (!data->has_examples) {
-        printf("%" PRIu64 " training tokens, %" PRIu64 " validation tokens, ", token_files_total(&data->train_files),
-               token_files_total(&data->val_files));
+        printf("%" PRIu64 " training tokens, %" PRIu64 " validation tokens, ",
+               token_files_used(&data->train_files, a->T), token_files_used(&data->val_files, a->T));
     }
     printf("%lld step%s of %lld tokens\n", max_steps, plural_s((uint64_t)max_steps), tokens_of_update(a));
     hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
@@ -84,7 +120,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
 
 // Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const RunData *data,
-                               long long step) {
+                               long long step, long long max_steps) {
     GPT2Config shape;
     int V = data->files.vocab_size;
     bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
@@ -100,6 +136,9 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {step == 0 && is_shape && !data->has_examples && c->vocab_size > V,
          "the model has more tokens than the data: a shape such as -e l6h6c384 has the data's", ""},
         {*no_gpu != 0, "this program can use a GPU, but finds none: ", no_gpu},
+        {a->warmup >= max_steps, "the learning rate never reaches its peak: the warmup -u is as long as the run", ""},
+        {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
+         "the learning rate never decays: -q 0.1 lets it fall to a tenth, -k constant says so", ""},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
@@ -113,7 +152,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].value); }
     }
-    if (data_are_bytes(data)) { print_bad_bytes_of("-i", a->train_data); }
+    print_data_notes(data, a);
     if (step > 0) { printf("resumed   at step %lld\n", step); }
     if (a->resume && step == 0) {
         printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl start over\n", a->run_dir);
@@ -130,7 +169,7 @@ static inline void print_banner(const TrainArgs *a, const Backend *backend, cons
     if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, c, o, data, max_steps);
     print_machine_lines(a, c, o, world);
-    print_notes(a, c, o, data, step);
+    print_notes(a, c, o, data, step, max_steps);
     if (step >= max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", max_steps);
     }

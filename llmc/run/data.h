@@ -261,7 +261,7 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
 // sequence, so the last update may take its last sequences from the next epoch.
 static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
     uint64_t tokens =
-        d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_total(&d->train_files);
+        d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_used(&d->train_files, a->T);
     int64_t steps = (int64_t)tokens / tokens_of_update(a);
     return steps > 0 ? steps : 1;
 }

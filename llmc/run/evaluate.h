@@ -1,6 +1,6 @@
 /*
 Evaluation of a model: the validation loss, HellaSwag, and --eval, which scores a file.
-defines: EvalModel, validate, score_hellaswag, EvalFile, eval_open, eval_run, eval_close
+defines: EvalModel, Validation, validate, score_hellaswag, EvalFile, eval_open, eval_run, eval_close
 
 Text        Every token of a document is scored once. The context of the first token is end-of-text; for bytes, a
             newline. Each window predicts the next -t tokens, the last one the rest, and reads the -t tokens before its
@@ -52,14 +52,18 @@ static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
 
 static inline double eval_bits_per_byte(double nats, double bytes) { return bytes > 0 ? nats / log(2) / bytes : NAN; }
 
-// The loss in nats per token of val_batches micro-batches of the loader for each rank, -1 for all. Ranks take the
-// batches in turn. Every rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are
-// ignored. A row without a target has no loss. tokenizer: NULL if unknown, then *bits_per_byte is NAN.
-static inline double validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer,
-                              double *bits_per_byte) {
+typedef struct {
+    double loss, bits_per_byte;  // in nats per token; NAN if the tokenizer is unknown
+    uint64_t tokens;             // that were scored, each once
+} Validation;
+
+// Scores val_batches micro-batches of the loader, -1 for all. Ranks take them in turn, so the tokens do not depend on
+// the number of ranks. Every rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are
+// ignored. A row without a target has no loss. tokenizer: NULL if unknown
+static inline Validation validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer) {
     int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;
-    int64_t all = (int64_t)dataloader_batches(loader), wanted = (int64_t)val_batches * ranks;
-    int64_t batches = wanted < 0 || wanted > all ? all : wanted;
+    int64_t all = (int64_t)dataloader_batches(loader);
+    int64_t batches = val_batches < 0 || val_batches > all ? all : val_batches;
     size_t positions = (size_t)B * (size_t)T;
     int *token_bytes = tokenizer ? eval_token_bytes(tokenizer, m->vocab_size) : NULL;
     double sum = 0, targets = 0, bytes = tokenizer ? 0 : NAN;  // targets: as a share of a micro-batch
@@ -76,9 +80,10 @@ static inline double validate(const EvalModel *m, DataLoader *loader, int val_ba
     }
     free(token_bytes);
     sum = m->sum(m->model, sum);
-    double loss = sum / m->sum(m->model, targets);
-    *bits_per_byte = eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes));
-    return loss;
+    targets = m->sum(m->model, targets);
+    Validation v = {sum / targets, eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes)),
+                    (uint64_t)llround(targets * (double)positions)};
+    return v;
 }
 
 // ---- sequences of different lengths in micro-batches

@@ -93,7 +93,7 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Evaluation"),
     COUNT("v", "val-every", val_every, "validate every N steps and at the end (default %s; 0 disables)"),
     INT("m", "val-batches", val_batches, -1, INT_MAX, "N",
-     "micro-batches of each rank per validation (default %s; -1 for all)"),
+     "micro-batches per validation, shared by all ranks (default %s; -1 for all)"),
     SWITCH("h", "hellaswag", hellaswag, "score HellaSwag at each validation (default %s: off)"),
     STRING(NULL, "eval", eval, "FILE",
      "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED),

@@ -291,15 +291,15 @@ static inline void logger_stopped(Logger *log, long long step, long long max_ste
 // ---- evaluations
 
 // bits_per_byte: NAN without a tokenizer
-static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
-    char bits[64] = "", line[LINE_LENGTH] = "";
+static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte, uint64_t tokens) {
+    char bits[64] = "", line[LINE_LENGTH] = "", count[COUNT_LENGTH];
     logger_number(line, "val_loss", val_loss);
     if (!isnan(bits_per_byte)) {
         snprintf(bits, sizeof bits, " | bits per byte %.4f", bits_per_byte);
         logger_number(line, "bits_per_byte", bits_per_byte);
     }
     log_file_line(&log->main_log, "s:%lld tel:%.4f\n", step, val_loss);
-    logger_print(step, "validation loss %.4f%s", val_loss, bits);
+    logger_print(step, "validation loss %.4f (%s tokens)%s", val_loss, count_text(count, tokens), bits);
     log_file_line(&log->metrics, "{\"step\":%lld%s}\n", step, line);
 }
 

@@ -137,6 +137,12 @@ static inline void tokenize_print_end(const TokenizeJob *job, double seconds) {
     if (job->args->val_share > 0 && w->written[SHARD_VAL] == 0) {
         printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
     }
+    double share = (double)w->written[SHARD_VAL] / (double)(w->written[SHARD_TRAIN] + w->written[SHARD_VAL]);
+    if (share > 2 * job->args->val_share) {
+        printf("note      validation has %.1f %% of the tokens, and --val-share asks for %.1f %%: the corpus has few "
+               "documents\n",
+               100 * share, 100 * job->args->val_share);
+    }
     print_specials(stdout, job->specials_as_text);
     corpus_print_notes(stdout, &job->corpus);
 }
@@ -153,6 +159,15 @@ static inline void tokenize_tokenizer_path(char *path, const TokenizeJob *job) {
                     path, job->args->tokenizer);
     }
     tokenizer_free(&found);
+}
+
+// Stops if -i matches the tokenizer's file that an earlier command wrote, and notes a file that it matches twice.
+static inline void tokenize_check_inputs(const Corpus *c, const char *written) {
+    for (int f = 0; f < c->num_files; f++) {
+        if (access(written, F_OK) != 0 || !is_same_file(c->paths[f], written)) { continue; }
+        input_error("-i matches '%s', which --tokenize wrote; give a pattern without it", c->paths[f]);
+    }
+    print_same_files(stdout, "-i", c->paths, c->num_files, NULL, NULL, 0);
 }
 
 // Writes the text in -i as token shards.
@@ -173,6 +188,7 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     job.corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
     job.corpus.tokenizer = &tokenizer;
     tokenize_tokenizer_path(path, &job);
+    tokenize_check_inputs(&job.corpus, path);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
     tokenize_blocks(&job);
     if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
@@ -216,6 +232,9 @@ static inline void train_bpe(const TrainArgs *a) {
         input_error("-i %s holds no pair of bytes twice; give more text", a->train_data);
     }
     make_run_dir(folder);
+    int lock = lock_run_dir(folder);  // a second command may have written the files since
+    train_bpe_path(vocab, folder, "vocab.json");
+    train_bpe_path(merges, folder, "merges.txt");
     const char *path = vocab;
     int error = tokenizer_write_vocab(&tokenizer, path);
     if (!error) { error = tokenizer_write_merges(&tokenizer, path = merges); }
@@ -223,6 +242,7 @@ static inline void train_bpe(const TrainArgs *a) {
         unlink(vocab);
         run_error("could not write '%s': %s; neither file is left, so make room and try again", path, strerror(error));
     }
+    close(lock);
     printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
            plural_s(words), now_seconds() - started);
     if (tokenizer.vocab_size < a->train_bpe) {
