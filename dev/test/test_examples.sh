@@ -37,7 +37,7 @@ PYTHON
 short=(-i few.jsonl -e l2h4c32 -t 48 -x 6 -d 768 -l 1e-3 -v 3 -m -1 -s 0)
 report "a run on examples" "$(
     run 0 "$trainer" "${short[@]}" -b 4 -n 6 -o alone
-    says "examples  360 in "
+    says "360 examples in "
     says "6 steps of 768 tokens"
     [ "$(losses alone | wc -l)" -eq 9 ] || echo "expected 6 losses and 3 validation losses" "$(losses alone)"
 )"
@@ -102,7 +102,7 @@ report "a model of a learned vocabulary is tuned with its own tokenizer, and res
     run 0 "$trainer" --tokenize tokens/t -i text --tokenizer tokens/merges.txt --val-share 0
     run 0 "$trainer" -i 'tokens/t_train_*.bin' -e l1h1c8 -t 48 -b 1 -x 2 -n 2 -v 0 -s 0 -o base
     run 0 "$trainer" -i few.jsonl -j few.jsonl -e base -b 4 -x 2 -n 2 -v 2 -s 0 -t 48 -o tuned
-    says "examples  400 in "
+    says "400 examples in "
     cmp {base,tuned}/step_00000002/merges.txt 2>&1
     run 0 "$trainer" -o tuned -y 1 -x 4
     sed '2{h;d};3{G}' tokens/merges.txt >other.txt

@@ -302,14 +302,10 @@ TEST(test_help) {
 
 TEST(test_banner) {
     char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"));
-    assert_string_equal(text, "changed   micro-batch 8  output run  lr 0.1  master split  plan yes\n"
-                              "default   total-tokens 524288  server none  max-steps -1  keep 0  schedule cosine"
-                              "  final-fraction 0.1  seed 42\n");
+    assert_string_equal(text, "changed   micro-batch 8  output run  lr 0.1  master split  plan yes\n");
     free(text);
     text = printed_banner(default_values());
-    assert_null(strstr(text, "changed"));
-    assert_non_null(strstr(text, "output none"));
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) { assert_true(strlen(line) <= FLAG_LINE); }
+    assert_string_equal(text, "");
     free(text);
 }
 

@@ -185,7 +185,7 @@ for file in c.json c.ndjson c.JSONL c.jsonl.txt c marked.jsonl spaced.txt; do
         input=$file tokenize 0 "${name}_stdin" -
         documents "${name}_stdin"
         run 0 -i "$file" "${train[@]}"
-        matches "$out" "^examples  "
+        matches "$out" "^data      [0-9]* examples in "
     )"
 done
 for file in verse code list words tag less utf8; do
@@ -233,7 +233,7 @@ report "--skip-bad leaves out bad lines and counts them; the default stops at th
     says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
     run 0 -i bad.jsonl "${train[@]}" --skip-bad 5
     says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
-    matches "$out" "^examples  "
+    matches "$out" "^data      [0-9]* examples in "
     run 2 -i bad.jsonl "${train[@]}" --skip-bad 1
     says "$err" "bad.jsonl line 5 has none of these"
 )"

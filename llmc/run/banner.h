@@ -1,5 +1,5 @@
 /*
-The lines that a run prints before its first step; --plan, the memory of a command line; --version. --plan needs no data
+The lines that a run prints before its first step, at most 8 and the notes; --plan, the memory of a command line; --version. --plan needs no data
 and no device, and measures nothing.
 defines: print_banner, print_plan, print_version
 */
@@ -26,12 +26,6 @@ defines: print_banner, print_plan, print_version
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/shapes/params.h"
-
-static inline void print_examples(const RunData *d, int T) {
-    const ExampleRows *train = &d->train_rows;
-    printf("examples  %d in %d sequences of %d tokens, %" PRIu64 " targets; for validation %d sequences\n",
-           train->first[train->num_rows], train->num_rows, T, example_rows_targets(train), d->val_rows.num_rows);
-}
 
 static inline void print_example_notes(const Examples *e, const char *flag, const char *pattern, int T) {
     if (e->num_cut) {
@@ -82,9 +76,13 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
            mebibytes(plan_device_bytes(&plan)), mebibytes(plan_bytes(&plan, STATE)),
            mebibytes(plan_bytes(&plan, SAVED)), mebibytes(plan_bytes(&plan, SCRATCH)));
     plan_free(&plan);
-    if (data->has_examples) { print_examples(data, a->T); }
     printf("data      ");
-    if (!data->has_examples) {
+    if (data->has_examples) {
+        const ExampleRows *train = &data->train_rows;
+        printf("%d examples in %d sequences of %d tokens, %" PRIu64 " targets; for validation %d sequences; ",
+               train->first[train->num_rows], train->num_rows, a->T, example_rows_targets(train),
+               data->val_rows.num_rows);
+    } else {
         printf("%" PRIu64 " training tokens, %" PRIu64 " validation tokens, ",
                token_files_used(&data->train_files, a->T), token_files_used(&data->val_files, a->T));
     }

@@ -249,14 +249,42 @@ static inline void args_check_batch(const TrainArgs *a) {
     }
 }
 
-// the flag of a mode that runs on one rank, or NULL
-static inline const char *mode_without_training(const TrainArgs *a) {
-    return a->generate        ? "--generate"
-           : a->eval          ? "--eval"
-           : a->export_format ? "--export"
-           : a->tokenize      ? "--tokenize"
-           : a->train_bpe     ? "--train-bpe"
-                              : NULL;
+// The flags that the modes without training obey, besides those of the machine; doc/flags.md describes them.
+static const struct {
+    const char *mode, *obeys;
+} modes[] = {
+    {"generate", "model output train-data tokenizer prompt temperature top-k top-p samples seed micro-batch "
+                 "sequence-length"},
+    {"eval", "model output tokenizer field skip-bad micro-batch sequence-length"},
+    {"export", "model output train-data tokenizer"},
+    {"tokenize", "train-data tokenizer field skip-bad val-share"},
+    {"train-bpe", "train-data output field skip-bad"},
+};
+enum { NUM_MODES = sizeof modes / sizeof modes[0] };
+#define MACHINE_FLAGS "device threads graph matmul-precision fuse-gelu gpu-log processes init-method"
+
+// the row of modes of the first one given, or -1
+static inline int mode_without_training(const TrainArgs *a) {
+    const bool given[NUM_MODES] = {a->generate > 0, a->eval != NULL, a->export_format != EXPORT_NONE,
+                                   a->tokenize != NULL, a->train_bpe > 0};
+    for (int i = 0; i < NUM_MODES; i++) {
+        if (given[i]) { return i; }
+    }
+    return -1;
+}
+
+// Stops at a flag that a mode without training does not obey, and at a second mode.
+static inline void args_check_mode(const TrainArgs *a) {
+    int mode = mode_without_training(a);
+    for (int i = 0; mode >= 0 && !a->plan && i < (int)(sizeof flag_table / sizeof flag_table[0]); i++) {
+        const Flag *flag = &flag_table[i];
+        char text[FLAG_TEXT];
+        bool same = !flag_changed_text(flag, a, &default_args, text) || strcmp(flag->name, modes[mode].mode) == 0;
+        if (same || flag_choice_index(modes[mode].obeys, flag->name) >= 0) { continue; }
+        if (flag_choice_index(MACHINE_FLAGS, flag->name) >= 0) { continue; }
+        input_error("--%s does not use --%s%s%s: leave it out, or give it in a command of its own", modes[mode].mode,
+                    flag->name, flag->letter ? ", -" : "", flag->letter ? flag->letter : "");
+    }
 }
 
 static inline void args_check_ranks(const TrainArgs *a) {
@@ -266,9 +294,9 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *mode = mode_without_training(a);
-    if (ranks > 1 && mode && !a->plan) {
-        input_error("%s runs on one rank, found %d: start it without mpirun", mode, ranks);
+    int mode = mode_without_training(a);
+    if (ranks > 1 && mode >= 0 && !a->plan) {
+        input_error("--%s runs on one rank, found %d: start it without mpirun", modes[mode].mode, ranks);
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
@@ -277,8 +305,8 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // Stops at a flag that lacks another one, or that cannot have an effect.
 static inline void args_check_needs(const TrainArgs *a) {
-    const char *mode = mode_without_training(a);
-    bool needs_model = !a->model && !a->plan, chooses = a->recompute == RECOMPUTE_AUTO && !a->fit && !mode;
+    bool trains = mode_without_training(a) < 0;
+    bool needs_model = !a->model && !a->plan, chooses = a->recompute == RECOMPUTE_AUTO && !a->fit && trains;
     const struct {
         bool found;
         const char *sentence;
@@ -300,7 +328,7 @@ static inline void args_check_needs(const TrainArgs *a) {
         {chooses && a->recompute_layers != default_args.recompute_layers,
          "-rn applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as well, or leave -rn "
          "out"},
-        {a->fit && mode, "--fit chooses flags of training: leave it out"},
+        {a->fit && !trains, "--fit chooses flags of training: leave it out"},
         {(a->eval || a->generate) && needs_model,
          "--eval and --generate need a trained model: give its folder or .safetensors file with -e"},
         {a->samples > 1 && !a->generate, "--samples applies to --generate: add it, or leave --samples out"},
@@ -314,6 +342,7 @@ static inline void args_check_needs(const TrainArgs *a) {
 
 static inline void args_check(const TrainArgs *a) {
     args_check_ranks(a);
+    args_check_mode(a);
     args_check_batch(a);
     args_check_needs(a);
 }

@@ -16,7 +16,7 @@ Command-line flags from one table: a row per flag drives parsing, --help, the ba
 
 Every error is one sentence with the flag and the values it takes; the exit status is 2.
 defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag_choice_text, flags_parse,
-         flags_print_help, flags_print_banner, flags_to_json, flags_from_json
+         flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
 #include <cjson/cJSON.h>
@@ -45,7 +45,7 @@ enum { NOT_RESUMED = true };
 #define FLAG_WAS_REMOVED(letter, name, instead)                                                                        \
     { letter, name, FLAG_REMOVED, 0, 0, 0, NULL, NULL, instead }
 
-enum { FLAG_TEXT = 256, FLAG_LINE = 110 };  // bytes of a value's text; columns of the banner
+enum { FLAG_TEXT = 256 };  // bytes of a value's text
 
 // ---- a row as text
 
@@ -230,28 +230,28 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
 
 // ---- banner
 
-// Prints the values in effect, several per line: changed values first, then the defaults.
+// the value as text if it differs from the default, else NULL; "none" and "yes" stand for empty ones
+static inline const char *flag_changed_text(const Flag *flag, const void *values, const void *defaults,
+                                            char text[FLAG_TEXT]) {
+    char buffer[FLAG_TEXT];
+    if (flag_has_no_value(flag)) { return NULL; }
+    const char *value = flag_value_text(flag, values, text), *usual = flag_value_text(flag, defaults, buffer);
+    bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
+    if (same) { return NULL; }
+    return value && *value ? value : flag->type == FLAG_OPTION ? "yes" : "none";
+}
+
+// Prints the flags that differ from their defaults, in one line.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
                                       const void *defaults) {
-    for (int same = 0; same < 2; same++) {
-        int column = 0;
-        for (int i = 0; i < count; i++) {
-            const Flag *flag = &table[i];
-            char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
-            if (flag_has_no_value(flag)) { continue; }
-            const char *value = flag_value_text(flag, values, buffer);
-            const char *usual = flag_value_text(flag, defaults, default_buffer);
-            bool is_same = value && usual ? strcmp(value, usual) == 0 : value == usual;
-            if (is_same != same || (flag->type == FLAG_OPTION && !value)) { continue; }
-            if (!value || !*value) { value = flag->type == FLAG_OPTION ? "yes" : "none"; }
-            int length = (int)(strlen(flag->name) + strlen(value)) + 3;
-            if (column == 0 || column + length > FLAG_LINE) {
-                column = fprintf(file, "%s%-8s", column ? "\n" : "", column ? "" : same ? "default" : "changed");
-            }
-            column += fprintf(file, "  %s %s", flag->name, value);
-        }
-        if (column) { fputc('\n', file); }
+    bool any = false;
+    for (int i = 0; i < count; i++) {
+        char text[FLAG_TEXT];
+        const char *value = flag_changed_text(&table[i], values, defaults, text);
+        if (value) { fprintf(file, "%s  %s %s", any ? "" : "changed ", table[i].name, value); }
+        any |= value != NULL;
     }
+    if (any) { fputc('\n', file); }
 }
 
 // ---- config.json
