@@ -347,7 +347,6 @@ static int golden_open(void **state) {
     golden_read(g, "logits", g->logits, GOLDEN_LOGITS);
     g->grads = empty_block(&config);
     g->final = empty_block(&config);
-    g->file.prefix = "";
     block_load(&g->file, "grads.", g->grads);
     block_load(&g->file, "final.", g->final);
     *state = g;

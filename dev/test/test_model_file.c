@@ -268,7 +268,7 @@ TEST(test_bad_index) {
         {"h.1.ln_2.bias", "\"config.json\"", "config.json' "},
         {"h.1.ln_2.bias", "7", "has 'no string' for tensor h.1.ln_2.bias"},
         {"h.1.ln_2.bias", NULL, "has no tensor h.1.ln_2.bias"},
-        {"h.2.ln_1.weight", "\"model-00001-of-00003.safetensors\"", "puts tensor h.2.ln_1.weight into '"},
+        {"h.1.ln_2.bias", "\"model-00001-of-00003.safetensors\"", "no tensor h.1.ln_2.bias in the files that it"},
     };
     const Layout l = layout_of(DT_F32, "", 3, false, false);
     const char *folder = new_folder("index");
@@ -728,7 +728,7 @@ TEST(test_folders) {
     assert_source(several, index_path(several));
     assert_source(index_path(several), index_path(several));
     write_text(joined(pickled, "pytorch_model.bin"), "PK\3\4 and so on");
-    assert_stops(2, "for a pytorch_model.bin, give the folder", find_source, (void *)pickled);
+    assert_stops(2, "pytorch_model.bin is a zip archive or a file of PyTorch", find_source, (void *)pickled);
     assert_stops(2, "is a zip archive or a file of PyTorch", find_source, (void *)joined(pickled, "pytorch_model.bin"));
     assert_stops(2, "is a folder without model.safetensors", find_source, (void *)new_folder("empty"));
     assert_stops(2, "neither a shape", find_source, (void *)joined(pickled, "absent.bin"));

@@ -49,26 +49,25 @@ if ! "$trainer" --version | grep 'weights F32' >/dev/null; then
     exit 0
 fi
 run 0 1 "${train[@]}" -e l3h3c24 -x 2 -n 2 -o base
-for name in nan big steep; do
+for name in big steep; do
     mkdir $name && cp base/step_00000002/{config.json,model.safetensors} $name
 done
-poke nan/model.safetensors h.1.mlp.c_fc.weight nan
 poke big/model.safetensors h.1.mlp.c_fc.weight 3e38 96
 poke steep/model.safetensors ln_f.weight 1e19 24 # a loss of 1e18, and gradients whose squares overflow
 
 # ---- 20 in a row
 
 report "20 skipped updates in a row end the run, with a whole checkpoint of the same weights" "$(
-    run 1 1 "${train[@]}" -e nan -x 30 -n 25 -o ended
+    run 1 1 "${train[@]}" -e big -x 30 -n 25 -o ended
     says '^step 20/30 .* \| skipped: loss is not finite$'
     says '^stopped at step 20 of 30: too many updates in a row were skipped'
     says "train_gpt2: 20 updates in a row were skipped, .*not finite; the last checkpoint is 'ended/step_00000020'; "
-    cmp nan/model.safetensors ended/step_00000020/model.safetensors 2>&1
+    cmp big/model.safetensors ended/step_00000020/model.safetensors 2>&1
     [ -f ended/DONE_00000020 ] || echo "no DONE_00000020"
     [ "$(grep -c '"loss":null.*"skipped":"loss is not finite"}$' ended/metrics.jsonl)" -eq 20 ] ||
         echo "metrics.jsonl lacks the reasons"
 )"
-report "weights that are not finite: the advice is other weights, also after a resume" "$(
+report "weights that overflow: the advice is other weights, also after a resume" "$(
     says 'no update since the start was good: .* move the checkpoints with them out of -o and resume, or give other'
     run 1 1 "${train[@]}" -o ended -y 1 -x 50
     says "the last at step 40: .*'ended/step_00000040'; no update since the start was good: "
@@ -81,7 +80,22 @@ report "a norm that is not finite skips the update, though the loss is finite" "
     grep -qE '"loss":[0-9.e+]+,"grad_norm":null,.*"skipped":"gradient norm is not finite"' steep_run/metrics.jsonl ||
         echo "metrics.jsonl lacks it"
 )"
-report "19 skipped updates in a row do not end it" "$(run 0 1 "${train[@]}" -e nan -x 19)"
+report "a run without a single update ends with status 1" "$(
+    run 1 1 "${train[@]}" -e big -x 3 -n 2 -o none
+    says '^train_gpt2: 3 updates in a row were skipped, the last at step 3: loss is not finite; the last checkpoint is '
+    [ -f none/step_00000003/model.safetensors ] || echo "no checkpoint"
+    run 1 1 "${train[@]}" -e steep -x 1
+    says '^train_gpt2: 1 update in a row was skipped, .*norm is not finite; no checkpoint was saved'
+)"
+
+report "a resumed run whose only update is an outlier does not fail" "$(
+    calm=(-e l3h3c24 -l 1e-7 -k constant -sl 1)
+    run 0 1 "${train[@]}" "${calm[@]}" -x 170 -o calm
+    step=$(sed -nE 's/^."step":([0-9]+),.*"loss is an outlier".*/\1/p' calm/metrics.jsonl | head -n 1)
+    run 0 1 "${train[@]}" "${calm[@]}" -x $((step - 1)) -n 200 -o before
+    run 0 1 "${train[@]}" "${calm[@]}" -x "$step" -o before -y 1
+    says "^step $step/$step .* skipped: loss is an outlier$"
+)"
 
 # faulty RANKS FIRST LAST FLAGS...: the last rank's attention writes NaN in its calls FIRST to LAST
 faulty() {
@@ -89,6 +103,11 @@ faulty() {
 }
 skipped() { sed -nE 's/^."step":([0-9]+),.*"skipped":"loss is not finite".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
 some=(-x 8 -n 2 -l 1e-3 -r 0)
+report "19 skipped updates in a row after a good one do not end a run" "$(
+    run 0 1 "$program" fault 0 2 20 nan "${train[@]:1}" -e l3h3c24 -x 20 -d 16 -r 0
+    says '^step 20/20 .* skipped: loss is not finite$'
+    run 1 1 "$program" fault 0 2 21 nan "${train[@]:1}" -e l3h3c24 -x 21 -d 16 -r 0
+)"
 report "a run skips some of its updates and goes on" "$(
     faulty 1 3 4 "${some[@]}" -b 12 -o some
     [ "$(skipped some)" = "3 4" ] || echo "skipped: $(skipped some)"
@@ -106,13 +125,13 @@ report "a resumed run has the skipped updates of the uninterrupted run" "$(
 # ---- --nan-check
 
 report "--nan-check names a weight" "$(
-    run 0 1 "${train[@]}" -e nan -x 1 -o named --nan-check 1
-    says '^step 1 \| h\.1\.mlp\.c_fc\.weight was not finite before the step: NaN in element 0$'
-    grep -q '"skipped":"loss is not finite","origin":"h.1.mlp.c_fc.weight was not finite' named/metrics.jsonl ||
+    run 0 1 "$program" weight 0 "${train[@]:1}" -e l3h3c24 -x 1 -o named --nan-check 1
+    says '^step 1 \| wte\.weight was not finite before the step: NaN in element 3$'
+    grep -q '"skipped":"loss is not finite","origin":"wte.weight was not finite' named/metrics.jsonl ||
         echo "metrics.jsonl lacks it"
 )"
 report "--nan-check names an operation" "$(
-    run 0 1 "${train[@]}" -e big -x 1 --nan-check 1
+    run 1 1 "${train[@]}" -e big -x 1 --nan-check 1
     says '^step 1 \| matmul_forward of layer 1 \(h\.1\.mlp\.c_fc\.weight\) made .*, -?inf in element [0-9]+ of out,'
     for r in 0 1 2 3 4; do
         run 0 1 "$program" fault 0 4 999 nan "${train[@]:1}" -e l3h3c24 -x 9 -d 16 -r $r --nan-check 1
@@ -140,6 +159,15 @@ report "2 ranks skip the same outliers, and stay equal" "$(
     run 0 2 "${train[@]}" -e l3h3c24 -l 1e-7 -x 170 -sl 1 -o outliers
     [ "$(grep -c '"skipped":"loss is an outlier"' outliers/metrics.jsonl)" -ge 3 ] || echo "too few outliers"
 )"
+report "2 ranks refuse weights that are not finite" "$(
+    mkdir nan && cp base/step_00000002/{config.json,model.safetensors} nan
+    poke nan/model.safetensors h.1.mlp.c_fc.weight nan
+    for layout in "-z 0" "-z 3" "-tp 2"; do
+        # shellcheck disable=SC2086
+        run 2 2 "${train[@]}" -e nan -x 1 $layout
+        says "rank [01]: 'nan/model.safetensors' has at least 1 NaN or infinite value in tensor h\.1\.mlp\.c_fc"
+    done
+)"
 report "--nan-check names a weight that is wrong on one rank alone" "$(
     run 0 2 "$program" weight 1 "${train[@]:1}" -e l3h3c24 -x 1 -z 0 --nan-check 1
     says '^step 1 \| wte\.weight was not finite before the step: NaN in element 3, on rank 1$'
@@ -151,7 +179,7 @@ for layout in "6 3 4 -z 0" "6 3 4 -z 1" "6 5 8 -z 3 -r 4" "12 3 4 -tp 2"; do
         faulty 2 "$first" "$last" "${some[@]}" -b "$b" -o many $layout
         [ "$(skipped many)" = "3 4" ] || echo "skipped: $(skipped many)"
         rm -r many
-        run 0 2 "${train[@]}" -e big -x 2 --nan-check 1 $layout
+        run 1 2 "${train[@]}" -e big -x 2 --nan-check 1 $layout
         says '^step 2 \| matmul_forward of layer 1 .*made the first .*inf in element [0-9]+ of out, .* on rank 0$'
     )"
     # shellcheck disable=SC2086

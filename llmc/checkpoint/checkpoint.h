@@ -411,7 +411,7 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
-    ModelFile optimizer = {model->config, safetensors_open(path), "", false};
+    ModelFile optimizer = {model->config, safetensors_open(path), false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     state_load(&optimizer, "m.", s);

@@ -4,9 +4,11 @@ model.safetensors.index.json names; the shape of the model in config.json. llm.c
 defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, ModelFile, model_find, model_transposed,
          param_file_shape, model_tensor, model_weights_path, model_open, model_close
 
-Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in Hugging
-Face's files and (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding. A stored
-lm_head.weight is not read, as in transformers: config.json says that it is wte.weight.
+Tensors have the names of param_specs, in many files after a prefix: "transformer.", torch.compile's "_orig_mod.",
+"module." of data-parallel PyTorch. Conv1D weights are (in, out) in Hugging Face's files and (out, in) here:
+`transposed`. The Linear weights of nanoGPT are (out, in). Vectors have one dimension. The vocabulary has no padding.
+lm_head.weight is read only if wte.weight is not stored, as in transformers: config.json says that they are one tensor.
+Other tensors, such as the causal mask attn.bias, are ignored.
 llm.c's file (gpt2_124M.bin, gpt2_124M_bf16.bin, or model_00000100.bin), little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
@@ -95,14 +97,13 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
 typedef struct {
     GPT2Config config;
     SafeTensors file;
-    const char *prefix;  // "" or "transformer."
-    bool out_in;         // the file's matmul weights are (out, in), as in llm.c's
-    int bos, eos;        // bos_token_id and eos_token_id of config.json; -1: none is given
+    bool out_in;   // the file's matmul weights are (out, in), as in llm.c's and nanoGPT's
+    int bos, eos;  // bos_token_id and eos_token_id of config.json; -1: none is given
 } ModelFile;
 
 static inline const SafeTensor *model_find(const ModelFile *model, const char *prefix, const char *name) {
     char full[2 * NAME_LENGTH];
-    snprintf(full, sizeof full, "%s%s%s", prefix, model->prefix, name);
+    snprintf(full, sizeof full, "%s%s", prefix, name);
     return safetensors_find(&model->file, full);
 }
 
@@ -147,6 +148,34 @@ static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Confi
     shape[1] = transposed ? rows : cols;
 }
 
+// Stops if a tensor has a name that only other architectures have. Called when a tensor of GPT-2 is missing.
+static inline void refuse_architecture(const SafeTensors *file) {
+    static const char *const marks[] = {"layers.", "encoder.", "q_proj.", "query_key_value.", "Wqkv."};
+    for (int i = 0; i < file->num_tensors; i++) {
+        for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++) {
+            if (!strstr(file->tensors[i].name, marks[k])) { continue; }
+            input_error("'%s' holds another architecture than GPT-2: it has a tensor %.100s; this trainer knows no "
+                        "other architecture, so give a GPT-2 with -e",
+                        file->path, file->tensors[i].name);
+        }
+    }
+}
+
+__attribute__((noreturn)) static inline void refuse_missing(const ModelFile *model, const char *prefix,
+                                                            const char *name) {
+    const char *path = model->file.path;
+    refuse_architecture(&model->file);
+    if (has_ending(name, ".bias") && strncmp(name, "h.0.", 4) == 0) {
+        input_error("'%s' has no tensor %s%s: it is a model without biases, as nanoGPT trains with bias=False, and "
+                    "GPT-2 has biases in every layer; store zeros as the missing biases, which changes no output",
+                    path, prefix, name);
+    }
+    input_error("'%s' has no tensor %s%s%s, which a model of %d layers needs; give a whole model and the config.json "
+                "that belongs to it, or give the folder, if the model is in several files",
+                path, prefix, name, model->file.num_shards ? " in the files that it names" : "",
+                model->config.num_layers);
+}
+
 // the tensor prefix + name of the file; stops if it is missing or its shape is not of the model's config
 static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
     char name[NAME_LENGTH];
@@ -154,11 +183,7 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     param_name(name, sizeof name, id, layer);
     param_file_shape(shape, id, &model->config, model_transposed(model, id));
     const SafeTensor *t = model_find(model, prefix, name);
-    if (!t) {
-        input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model and the config.json "
-                    "that belongs to it, or give the folder, if the model is in several files",
-                    model->file.path, prefix, name, model->config.num_layers);
-    }
+    if (!t) { refuse_missing(model, prefix, name); }
     bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == shape[1];
     bool table = t->num_dims == 2 && t->shape[0] == shape[0] && t->shape[1] == shape[1];
     if (!vector && !table) {
@@ -203,14 +228,43 @@ static inline int config_token_id(const cJSON *json, const char *key, int vocab_
     return cJSON_IsNumber(item) && item->valueint >= 0 && item->valueint < vocab_size ? item->valueint : -1;
 }
 
+// the tensor called `name`, or else the first one with a prefix before `name`; NULL: the file has neither
+static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const char *name) {
+    char ending[NAME_LENGTH];
+    const SafeTensor *found = safetensors_find(file, name);
+    snprintf(ending, sizeof ending, ".%s", name);
+    for (int i = 0; !found && i < file->num_tensors; i++) {
+        if (has_ending(file->tensors[i].name, ending)) { found = &file->tensors[i]; }
+    }
+    return found;
+}
+
+// Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, in nearly all
+// files without the model's prefix, becomes wte.weight.
+static inline void model_rename_tensors(SafeTensors *file) {
+    const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
+    const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
+    if (head) { strcpy(head->name, "wte.weight"); }
+    size_t length = any ? strlen(any->name) - strlen("wpe.weight") : 0;
+    char *prefix = xstrdup(any ? any->name : "");
+    for (int i = 0; length > 0 && i < file->num_tensors; i++) {
+        char *name = file->tensors[i].name;
+        if (strncmp(name, prefix, length) == 0) { memmove(name, name + length, strlen(name + length) + 1); }
+    }
+    free(prefix);
+    st_sort_by_name(file);
+}
+
 // opens a .safetensors file or an index, and the config.json next to it
 static inline void model_open_hugging_face(ModelFile *model, const char *weights) {
     char config[PATH_LENGTH];
     const char *slash = strrchr(weights, '/');
     format_path(config, "%.*sconfig.json", slash ? (int)(slash - weights) + 1 : 0, weights);
     model->file = has_ending(weights, ".json") ? safetensors_open_index(weights) : safetensors_open(weights);
-    if (!model_find(model, "", "wte.weight")) { model->prefix = "transformer."; }
+    model_rename_tensors(&model->file);
     cJSON *json = read_json(config);
+    if (json) { model_check_variant(json, config); }
+    if (!model_find(model, "", "wpe.weight")) { refuse_architecture(&model->file); }
     if (!json) {
         input_error("'%s' has no config.json next to it, expected the model's shape in Hugging Face's form; put a "
                     "config.json with n_head there",
@@ -225,7 +279,6 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
                    {"n_embd", &c->channels},
                    {"n_positions", &c->max_seq_len},
                    {"vocab_size", &c->vocab_size}};
-    model_check_variant(json, config);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, config);
     }
@@ -233,6 +286,8 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     model->bos = config_token_id(json, "bos_token_id", c->vocab_size);
     model->eos = config_token_id(json, "eos_token_id", c->vocab_size);
     cJSON_Delete(json);
+    const SafeTensor *qkv = model_find(model, "", "h.0.attn.c_attn.weight");  // (C,3C), or nanoGPT's (3C,C)
+    model->out_in = qkv && qkv->num_dims == 2 && qkv->shape[0] == 3 * (size_t)c->channels;
 }
 
 // Opens a folder of Hugging Face's, a .safetensors file, the index of several, or llm.c's model file. Stops unless all
@@ -241,7 +296,6 @@ static inline ModelFile model_open(const char *path) {
     ModelFile model;
     char weights[PATH_LENGTH];
     memset(&model, 0, sizeof model);
-    model.prefix = "";
     model.bos = model.eos = -1;
     model_weights_path(weights, path);
     int kind = file_kind(weights);
@@ -253,6 +307,7 @@ static inline ModelFile model_open(const char *path) {
     } else if (kind == FILE_SAFETENSORS || ((kind == FILE_OTHER || kind == FILE_JSON) && named)) {
         model_open_hugging_face(&model, weights);
     } else {
+        refuse_other_weights(weights);
         refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");
     }
     config_check(&model.config, weights);

@@ -276,6 +276,23 @@ static inline int families_save(const char *path, const TensorFamily *families, 
 
 // ---- reading
 
+static inline size_t count_not_finite(const real *numbers, size_t count) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) { found += !isfinite(numbers[i]); }
+    return found;
+}
+
+// Stops if `count` numbers of a tensor are not finite: training would skip every step, and a text would be one token.
+// whole: the count is of the whole tensor, not only of the elements that this rank reads
+static inline void check_finite(const StoredTensor *t, size_t count, bool whole) {
+    if (count == 0) { return; }
+    const SafeTensors *file = &t->file->file;
+    input_error("'%s' has %s%zu NaN or infinite value%s in tensor %s, expected finite numbers; give other weights with "
+                "-e, or to resume, move this checkpoint out of -o and the one before it is taken",
+                file->num_shards > 0 ? file->shards[t->tensor->shard].path : file->path, whole ? "" : "at least ",
+                count, plural_s(count), t->tensor->name);
+}
+
 static inline StoredTensor stored_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer) {
     const SafeTensor *tensor = model_tensor(file, prefix, id, layer);
     StoredTensor t = {id, model_transposed(file, id), sizeof(real), NULL, 0, file, tensor, NULL, 1};
@@ -446,10 +463,12 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
             StoredTensor t = stored_tensor(file, prefix, id, layer);
             if (!is_weights && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
+            size_t not_finite = 0;
             for (size_t done = 0; done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);
                 if (is_weights) {
+                    not_finite += count_not_finite((real *)elements, chunk.count);
                     weights_store(&s->optimizer, (real *)elements, chunk, s->device);
                 } else if (t.scales) {
                     codes_load(&t, (uint8_t *)elements, chunk, &layout, s, is_v);
@@ -458,23 +477,26 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
                 }
                 free(elements);
             }
+            check_finite(&t, not_finite, !s->world || s->world->size == 1);
         }
     }
 }
 
 // ---- a model's tensors for other programs: GGUF's, or those of llm.c's file
 
-// Writes a tensor in (out, in) order as F32, F16 or BF16: exact for numbers of that type or of a narrower one. layout:
-// of one rank
+// Writes a tensor in (out, in) order as F32, F16 or BF16: exact for numbers of that type or of a narrower one. Stops,
+// and deletes the file, if a number is not finite. layout: of one rank
 static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
                                 DType dtype) {
     enum { MAX_ELEMENTS = 4 * CHUNK_ELEMENTS };  // fewer of a transposed tensor would make short reads
     const StoredTensor stored = stored_tensor(model, "", id, layer);
-    size_t count = param_used_rows(id, &model->config) * param_cols(id, &model->config), size = dtype_size(dtype), n;
+    size_t count = param_used_rows(id, &model->config) * param_cols(id, &model->config), size = dtype_size(dtype), n,
+           not_finite = 0;
     for (size_t done = 0; done < count && !out->error; done += n) {
         n = count - done < MAX_ELEMENTS ? count - done : (size_t)MAX_ELEMENTS;
         const ParamRange range = {done, n, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
+        not_finite += count_not_finite(numbers, n);
         unsigned char *bytes = (unsigned char *)xmalloc(n * size);
         for (size_t i = 0; i < n; i++) {
             float f = (float)numbers[i];
@@ -485,6 +507,8 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
         free(bytes);
         free(numbers);
     }
+    if (not_finite > 0) { part_discard(out); }
+    check_finite(&stored, not_finite, true);
 }
 
 // Writes an open model as llm.c's model file, of version 3 for DT_F32 or 5 for DT_BF16.

@@ -1,6 +1,6 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
-defines: SafeTensor, SafeTensors, safetensors_open, safetensors_find, safetensors_read, safetensors_check_real,
+defines: SafeTensor, SafeTensors, refuse_other_weights, safetensors_open, safetensors_find, safetensors_read, safetensors_check_real,
          safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
          safetensors_create, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish,
          f16_to_float, float_to_f16
@@ -17,6 +17,7 @@ Source: the format's description and reference implementation, github.com/huggin
 #include "llmc/common/check.h"
 #include "llmc/common/crc32c.h"
 #include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/common/floatx.h"
 #include "llmc/common/json_file.h"
 #include <assert.h>
@@ -192,6 +193,39 @@ static inline cJSON *st_read_header(SafeTensors *st, uint64_t file_size) {
     return json;
 }
 
+// Stops at a file that is no model in safetensors' or llm.c's format, if its bytes or its name tell what it is.
+static inline void refuse_other_weights(const char *path) {
+    static const char expected[] = "a GPT-2 in Hugging Face's or llm.c's format",
+                      download[] = "download the file itself",
+                      pytorch[] = "give the folder that transformers' save_pretrained writes of it; doc/files.md "
+                                  "converts nanoGPT's checkpoints",
+                      other[] = "load it with transformers 4 (from_tf=True or from_flax=True) and give the folder that "
+                                "save_pretrained writes";
+    static const struct {
+        const char *first, *ending, *what, *advice;
+    } kinds[] = {{"version https://git-lfs", "", "a Git LFS pointer", "run `git lfs pull` in its folder"},
+                 {"<!", "", "a web page", download},
+                 {"<html", "", "a web page", download},
+                 {"PK\3\4", "", "a zip archive or a file of PyTorch", pytorch},
+                 {"\x80\2\x8A\n", "", "a file of PyTorch", pytorch},
+                 {"", ".pt", "a file of PyTorch", pytorch},
+                 {"", ".pth", "a file of PyTorch", pytorch},
+                 {"\x89HDF", "", "a file of TensorFlow", other},
+                 {"", ".msgpack", "a file of Flax", other}};
+    char head[32] = "";
+    struct stat info;
+    int fd = open_regular(path, &info), known = file_kind(path);
+    if (fd < 0) { return; }
+    (void)!pread(fd, head, sizeof head - 1, 0);
+    close(fd);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const char *first = kinds[i].first;
+        if (strncmp(head, first, strlen(first)) != 0 || !has_ending(path, kinds[i].ending)) { continue; }
+        input_error("-e: %s is %s, expected %s; %s", path, kinds[i].what, expected, kinds[i].advice);
+    }
+    if (known != FILE_OTHER && known != FILE_SAFETENSORS) { refuse_kind("-e", path, expected); }
+}
+
 // Opens a file and checks the whole header. Stops at an error. Close with safetensors_close.
 static inline SafeTensors safetensors_open(const char *path) {
     SafeTensors st;
@@ -200,6 +234,8 @@ static inline SafeTensors safetensors_open(const char *path) {
     st.path = xstrdup(path);
     st.fd = open_regular(path, &info);
     if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
+    if (info.st_size == 0) { st_refuse(&st, "is empty"); }
+    if (file_kind(path) != FILE_SAFETENSORS) { refuse_other_weights(path); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);
@@ -301,7 +337,8 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
 // ---- several files as one, through the index that Hugging Face writes with them
 //   model.safetensors.index.json   {"metadata":{"total_size":548105171},
 //                                   "weight_map":{"wte.weight":"model-00001-of-00002.safetensors",...}}
-// The files are in the folder of the index. Tensors that the index leaves out are ignored, as in transformers.
+// The files are in the folder of the index. Tensors that the index leaves out are ignored, as in transformers, and so
+// are names that no file has: of tied weights, an index may name both.
 
 // Adds the tensor of an entry of weight_map, and its file if that is new.
 static inline void index_add(SafeTensors *st, const cJSON *entry) {
@@ -320,18 +357,14 @@ static inline void index_add(SafeTensors *st, const cJSON *entry) {
         st->shards[st->num_shards++] = safetensors_open(path);
     }
     const SafeTensor *found = safetensors_find(&st->shards[shard], entry->string);
-    if (!found) {
-        input_error("'%s' puts tensor %.100s into '%s', and that file has no such tensor; copy the index and the files "
-                    "again from one place",
-                    st->path, entry->string, path);
-    }
+    if (!found) { return; }
     SafeTensor *t = &st->tensors[st->num_tensors++];
     *t = *found;
     t->name = xstrdup(found->name);
     t->shard = shard;
 }
 
-// Opens an index and its files. Stops unless each tensor of the index is in its file. Close with safetensors_close.
+// Opens an index and its files. Close with safetensors_close.
 static inline SafeTensors safetensors_open_index(const char *path) {
     SafeTensors st;
     memset(&st, 0, sizeof st);

@@ -13,6 +13,7 @@ defines: ModelSource, model_source, hash_weights, check_trained, check_length, c
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
+#include <glob.h>
 
 typedef struct {
     GPT2Config config;
@@ -20,6 +21,19 @@ typedef struct {
     ModelFile weights;             // opened if has_weights; the caller closes it
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
+
+// Stops at a folder with weights in another format, and names the file.
+static inline void refuse_other_folder(const char *folder) {
+    static const char *const names[] = {"pytorch_model*.bin", "*.pt",  "*.pth", "tf_model.h5",
+                                        "flax_model.msgpack", "*.gguf"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char pattern[PATH_LENGTH];
+        glob_t found;
+        format_path(pattern, "%s/%s", folder, names[i]);
+        if (glob(pattern, 0, NULL, &found) == 0) { refuse_other_weights(found.gl_pathv[0]); }
+        globfree(&found);
+    }
+}
 
 // model = the file or folder of a model. A run directory stands for its last checkpoint. Stops if a folder has no
 // model, or is a damaged checkpoint.
@@ -32,10 +46,10 @@ static inline void find_model(char *model, const char *word) {
     checkpoint_check(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
-    input_error(
-        "-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself; "
-        "for a pytorch_model.bin, give the folder that transformers' save_pretrained writes of it",
-        word);
+    refuse_other_folder(model);
+    input_error("-e %s is a folder without model.safetensors, its index or checkpoints; give a folder that "
+                "transformers' save_pretrained writes, or llm.c's model_*.bin itself",
+                word);
 }
 
 // *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if

@@ -199,19 +199,24 @@ static inline long long resumed_step(const cJSON *state, const TrainArgs *a, con
     return step;
 }
 
-// Ends a run in which MAX_SKIPS updates in a row were skipped. saved: the step of the last checkpoint; 0: none
-static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, long long saved) {
-    if (outliers->skipped < MAX_SKIPS) { return; }
+// Stops a run in which MAX_SKIPS updates in a row were skipped, or that ends without an update because no loss or norm
+// was finite. saved: the step of the last checkpoint; 0: none
+static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, long long saved,
+                               bool ending) {
+    bool all = outliers->skipped > 0 && outliers->skipped == log->steps_seen;
+    bool finite = isfinite(log->last.loss) && isfinite(log->last.grad_norm);
+    if (outliers->skipped < MAX_SKIPS && !(ending && all && !finite)) { return; }
     char checkpoint[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
     if (saved > 0) {
         snprintf(checkpoint, sizeof checkpoint, "the last checkpoint is '%s/step_%08lld'", a->run_dir, saved);
     }
     const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
-    if (outliers->skipped == log->steps_seen) {
-        advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are not "
-                 "finite, move the checkpoints with them out of -o and resume, or give other weights with -e";
+    if (all) {
+        advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are too "
+                 "large, move the checkpoints with them out of -o and resume, or give other weights with -e";
     }
-    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; %s", outliers->skipped, log->last.step,
+    run_error("%d update%s in a row %s skipped, the last at step %lld: %s; %s; %s", outliers->skipped,
+              plural_s((uint64_t)outliers->skipped), outliers->skipped == 1 ? "was" : "were", log->last.step,
               log->last.skipped, checkpoint, advice);
 }
 
