@@ -87,12 +87,12 @@ printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
 printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
 refused_model "an index without one of its files" \
     "model-00002-of-00005.safetensors' could not be opened: No such file" -e absent -t 16
-refused_model "an index that names another file" "and that file has no such tensor" -e lacking -t 16
+refused_model "an index that names another file" "in the files that it names" -e lacking -t 16
 refused_model "another architecture" 'has "llama" as "model_type", expected' -e llama -t 16
 refused_model "another activation" 'has "relu" as "activation_function"' -e relu -t 16
 refused_model "a config.json that is cut short" "is not a JSON object" -e cut -t 16
 refused_model "a model without config.json" "put a config.json with n_head" -e bare -t 16
-refused_model "a folder of PyTorch's pickle" "for a pytorch_model.bin, give the folder that" -e pickled -t 16
+refused_model "a folder of PyTorch's pickle" "pickled/pytorch_model.bin is a file of PyTorch" -e pickled -t 16
 refused_model "a run directory of llm.c" "give llm.c's model_*.bin itself" -e llmc -t 16
 refused_model "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
 refused_model "a file of an older llm.c" "is an llm.c model of version 1, expected 3" -e old.bin -t 16

@@ -148,6 +148,9 @@ write('pytorch_model.bin.index.json', b'{}')" form "pytorch_model-00001-of-00002
 names "an index of PyTorch's shards" "write('pytorch_model-00001-of-00002.bin', $zip)
 write('pytorch_model.bin.index.json', b'{\"weight_map\": {\"wte.weight\": \"pytorch_model-00001-of-00002.bin\"}}')" \
     form/pytorch_model.bin.index.json "pytorch_model-00001-of-00002.bin is a zip archive or a file of PyTorch"
+names "an index of PyTorch's shards without them" "write('pytorch_model.bin.index.json', b'{}')" form \
+    "is the index of a model in files of PyTorch, expected"
+names "a pytorch_model.bin of unknown bytes" "write('pytorch_model.bin', b'\x80\4\x95')" form "is a file of PyTorch"
 names "a folder of ckpt.pt" "write('ckpt.pt', $zip)" form "ckpt.pt is a zip archive or a file of PyTorch"
 names "a pickle of another protocol" "write('c.pth', b'\x80\4\x95')" form/c.pth "c.pth is a file of PyTorch"
 names "a folder of tf_model.h5" "write('tf_model.h5', b'\x89HDF\r\n\x1a\n')" form "tf_model.h5 is a file of TensorFlow"

@@ -244,7 +244,7 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
 static inline void model_rename_tensors(SafeTensors *file) {
     const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
     const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
-    if (head) { strcpy(head->name, "wte.weight"); }
+    if (head) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }
     size_t length = any ? strlen(any->name) - strlen("wpe.weight") : 0;
     char *prefix = xstrdup(any ? any->name : "");
     for (int i = 0; length > 0 && i < file->num_tensors; i++) {

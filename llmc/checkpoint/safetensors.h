@@ -1,7 +1,7 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
-defines: SafeTensor, SafeTensors, refuse_other_weights, safetensors_open, safetensors_find, safetensors_read, safetensors_check_real,
-         safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
+defines: SafeTensor, SafeTensors, refuse_other_weights, safetensors_open, safetensors_find, safetensors_read,
+         safetensors_check_real, safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
          safetensors_create, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish,
          f16_to_float, float_to_f16
 The file:
@@ -210,6 +210,8 @@ static inline void refuse_other_weights(const char *path) {
                  {"\x80\2\x8A\n", "", "a file of PyTorch", pytorch},
                  {"", ".pt", "a file of PyTorch", pytorch},
                  {"", ".pth", "a file of PyTorch", pytorch},
+                 {"", "pytorch_model.bin", "a file of PyTorch", pytorch},
+                 {"", ".bin.index.json", "the index of a model in files of PyTorch", pytorch},
                  {"\x89HDF", "", "a file of TensorFlow", other},
                  {"", ".msgpack", "a file of Flax", other}};
     char head[32] = "";

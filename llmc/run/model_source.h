@@ -24,7 +24,7 @@ typedef struct {
 
 // Stops at a folder with weights in another format, and names the file.
 static inline void refuse_other_folder(const char *folder) {
-    static const char *const names[] = {"pytorch_model*.bin", "*.pt",  "*.pth", "tf_model.h5",
+    static const char *const names[] = {"pytorch_model*",     "*.pt",  "*.pth", "tf_model.h5",
                                         "flax_model.msgpack", "*.gguf"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char pattern[PATH_LENGTH];
@@ -47,9 +47,10 @@ static inline void find_model(char *model, const char *word) {
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
     refuse_other_folder(model);
-    input_error("-e %s is a folder without model.safetensors, its index or checkpoints; give a folder that "
-                "transformers' save_pretrained writes, or llm.c's model_*.bin itself",
-                word);
+    input_error(
+        "-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself, "
+        "or a folder that transformers' save_pretrained writes",
+        word);
 }
 
 // *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if
