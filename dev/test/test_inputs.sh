@@ -332,6 +332,30 @@ report "two --tokenize of one name at once: one writes, the other is refused" "$
         same alone_train_000001.bin race_train_000001.bin
     done
 )"
+report "work of more than two seconds says how far it is, on a terminal only" "$(
+    python3 - "$trainer" "$merges" <<'PYTHON'
+import os, pty, subprocess, sys
+master, slave = pty.openpty()
+command = [sys.argv[1], "--tokenizer", sys.argv[2], "--val-share", "0", "--tokenize", "slow", "-i", "-"]
+process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=slave)
+os.set_blocking(master, False)
+shown = b""
+for _ in range(6000):  # text until the line is there; the trainer reads 4 MiB at once
+    try:
+        shown += os.read(master, 65536)
+    except BlockingIOError:
+        pass
+    if b"--tokenize: " in shown:
+        break
+    process.stdin.write(b"a line of text, and another one\n" * 32768)
+process.stdin.close()
+process.wait()
+if b" MB, " not in shown:
+    print("shown:", shown[-200:])
+PYTHON
+    tokenize 0 quiet text.txt
+    silent "$err"
+)"
 
 if [ "$failed" -gt 0 ]; then end_tests && exit || exit; fi
 use_mpirun "$("$trainer" --version | grep 'MPI (')" 1

@@ -49,7 +49,7 @@ typedef struct {
     const char *flag;            // gave the pattern; error messages name it
     const char *field;           // of JSON lines
     const Tokenizer *tokenizer;  // that will encode the text; NULL: without added tokens
-    uint64_t bytes_read;         // of all files, up to the next piece
+    uint64_t bytes, bytes_read;  // of all files, 0 for stdin; up to the next piece
     // for notes
     int bad_lines;
     char bad_line[512];  // the first one, as its error would say
@@ -77,7 +77,8 @@ static inline void corpus_add_file(Corpus *c, const char *path) {
     c->paths[c->num_files++] = xstrdup(path);
 }
 
-static inline void corpus_check_file(const char *flag, const char *path) {
+// Returns the size of the file.
+static inline uint64_t corpus_check_file(const char *flag, const char *path) {
     struct stat info;
     if (access(path, R_OK) != 0 || stat(path, &info) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", flag, path, strerror(errno));
@@ -86,6 +87,7 @@ static inline void corpus_check_file(const char *flag, const char *path) {
         input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", flag, path, path);
     }
     refuse_binary(flag, path);
+    return (uint64_t)info.st_size;
 }
 
 // The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
@@ -111,7 +113,7 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
                     flag, pattern);
     }
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        corpus_check_file(flag, found.gl_pathv[i]);
+        c.bytes += corpus_check_file(flag, found.gl_pathv[i]);
         corpus_add_file(&c, found.gl_pathv[i]);
     }
     globfree(&found);

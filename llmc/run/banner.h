@@ -10,6 +10,7 @@ defines: print_banner, print_plan, print_version
 #include "llmc/data/dataloader.h"
 #include "llmc/data/examples.h"
 #include "llmc/data/hellaswag.h"
+#include "llmc/common/hash.h"
 #include "llmc/gemm.h"
 #include "llmc/memory/backend.h"
 #include "llmc/memory/gpt2_plan.h"

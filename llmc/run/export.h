@@ -20,6 +20,7 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/floatx.h"
+#include "llmc/common/progress.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
@@ -118,13 +119,17 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model) {
         }
     }
     gguf_begin(w);
+    Progress progress = progress_begin("--export");
+    int written = 0;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, c); layer++) {
             write_tensor(&w->out, model, id, layer, &layout, gguf_dtype(model, id, layer));
             gguf_end_tensor(w);
+            progress_show(&progress, ++written, num_param_tensors(c->num_layers));
         }
     }
+    progress_end(&progress);
 }
 
 // ---- the mode

@@ -12,6 +12,8 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"
+#include "llmc/common/hash.h"
+#include "llmc/common/progress.h"
 #include "llmc/data/bpe_trainer.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/shard_writer.h"
@@ -45,6 +47,7 @@ typedef struct {
     Corpus corpus;
     ShardWriter writer;
     uint64_t documents, specials_as_text;
+    Progress progress;
 } TokenizeJob;
 
 // ---- one block
@@ -120,6 +123,7 @@ static inline void tokenize_blocks(TokenizeJob *job) {
             block_encode(job->tokenizer, &block);
             while (__atomic_load_n(&blocks_written, __ATOMIC_ACQUIRE) != number) { usleep(100); }
             block_write(job, &block);
+            progress_show(&job->progress, (double)job->corpus.bytes_read, (double)job->corpus.bytes);
             __atomic_store_n(&blocks_written, number + 1, __ATOMIC_RELEASE);
         } while (block.num_pieces > 0);
         __atomic_add_fetch(&job->specials_as_text, block.encoder.specials_as_text, __ATOMIC_RELAXED);
@@ -190,7 +194,9 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     tokenize_tokenizer_path(path, &job);
     tokenize_check_inputs(&job.corpus, path);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
+    job.progress = progress_begin("--tokenize");
     tokenize_blocks(&job);
+    progress_end(&job.progress);
     if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
     int error = 0;
     if (access(path, F_OK) != 0) {
@@ -224,7 +230,12 @@ static inline void train_bpe(const TrainArgs *a) {
     CorpusPiece piece;
     memset(&trainer, 0, sizeof trainer);
     double started = now_seconds();
-    while (corpus_next(&corpus, &piece)) { bpe_count(&trainer, piece.text, piece.bytes); }
+    Progress progress = progress_begin("--train-bpe, counting words");
+    while (corpus_next(&corpus, &piece)) {
+        bpe_count(&trainer, piece.text, piece.bytes);
+        progress_show(&progress, (double)corpus.bytes_read, (double)corpus.bytes);
+    }
+    progress_end(&progress);
     if (trainer.num_words == 0) { input_error("-i %s holds no text", a->train_data); }
     size_t words = trainer.num_words;
     Tokenizer tokenizer = bpe_learn(&trainer, a->train_bpe);
