@@ -54,6 +54,10 @@ put("book.pdf", "%PDF-1.7\n" + text); put("book.ps", "%!PS-Adobe-3.0\n" + text)
 put("a.png", b"\x89PNG\r\n\x1a\n" + bytes(99)); put("a.jpg", b"\xff\xd8\xff\xe0" + bytes(99))
 put("a.gif", b"GIF89a" + bytes(99)); put("a.webp", b"RIFF\x10\0\0\0WEBPVP8 " + bytes(99))
 put("a.wav", b"RIFF\x10\0\0\0WAVEfmt " + bytes(99)); put("a.mp4", b"\0\0\0\x20ftypisom" + bytes(99))
+put("a.bmp", b"BM" + struct.pack("<IIII", 154, 0, 54, 40) + bytes(99)); put("a.tif", b"MM\0*" + bytes(99))
+put("b.tif", b"II*\0" + bytes(99)); put("a.mp3", b"ID3\4" + bytes(99)); put("a.deb", b"!<arch>\ndebian-binary")
+put("text.lzo", b"\x89LZO\0\r\n" + bytes(99)); put("text.sz", b"\xff\6\0\0sNaPpY" + bytes(99))
+put("a.exe", b"MZ\x90\0" + bytes(60) + b"!This program cannot be run in DOS mode.")
 put("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
 put("error.html", "\n<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"); put("page", "<HTML lang='en'>")
 put("model.safetensors", struct.pack("<Q", 60) + json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
@@ -134,6 +138,14 @@ table.avro|table.avro is an Avro table
 a.png|a.png is a PNG picture
 a.jpg|a.jpg is a JPEG picture
 a.gif|a.gif is a GIF picture
+a.bmp|a.bmp is a BMP picture
+a.tif|a.tif is a TIFF picture
+b.tif|b.tif is a TIFF picture
+a.mp3|a.mp3 is sound
+a.deb|a.deb is an archive of ar or a Debian package
+a.exe|a.exe is a program
+text.lzo|text.lzo is compressed with lzop
+text.sz|text.sz is compressed with snappy
 a.webp|a.webp is a WebP picture
 a.wav|a.wav is sound
 a.mp4|a.mp4 is a film

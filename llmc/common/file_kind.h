@@ -27,34 +27,37 @@ enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 // clang-format off
 #define UNPACK(COMMAND) "unpack it: " COMMAND
 #define GIVE_TEXT "give text, or text as JSON lines"
-#define FOREIGN(FIRST, WHAT, ADVICE)                                                                                   \
-    { FILE_FOREIGN, 0, FIRST, NULL, 0, WHAT, ADVICE }
-#define WITH(FIRST, WITHIN, WHAT, ADVICE)                                                                              \
-    { FILE_FOREIGN, 0, FIRST, WITHIN, 0, WHAT, ADVICE }
+#define AT(AT, FIRST, WITHIN, WHAT, ADVICE)                                                                            \
+    { FILE_FOREIGN, AT, sizeof FIRST - 1, FIRST, WITHIN, 0, WHAT, ADVICE }
+#define FOREIGN(FIRST, WHAT, ADVICE) AT(0, FIRST, NULL, WHAT, ADVICE)
+#define WITH(FIRST, WITHIN, WHAT, ADVICE) AT(0, FIRST, WITHIN, WHAT, ADVICE)
+#define LLMC(KIND, NUMBER, WHAT, ADVICE)                                                                               \
+    { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE }
 #define JSON_LINES "write its text as JSON lines"
 #define PLAIN_TEXT "save it as plain text"
 #define SAVE_PRETRAINED "save the model with transformers' save_pretrained and give the folder"
 // The rows have more than the words GGUF, BZh and PAR1, with which a text may begin.
 static const struct {
     int kind, at;        // `first` is at this byte
+    size_t length;       // of `first`
     const char *first;   // bytes of the file; NULL: the int32 `number`, as in llm.c's files
     const char *within;  // bytes that follow somewhere in the first FILE_HEAD; NULL: any
     uint32_t number;
     const char *what, *advice;  // "is WHAT", and what to do with the file
 } file_kinds[] = {
-    {FILE_SAFETENSORS, 0, NULL, NULL, 0, "a safetensors model", "give it with -e"},
-    {FILE_JSON, 0, NULL, NULL, 0, "JSON", GIVE_TEXT},
-    {FILE_RAW_TOKENS, 0, NULL, NULL, 0, "a file of token ids without a header, as nanoGPT's train.bin", ""},
-    {FILE_FOREIGN, 0, NULL, NULL, 0, "an HTML page", "download the file itself, or extract the text of the page"},
-    {FILE_GGUF, 0, "GGUF\3", NULL, 0, "a GGUF model",
+    {FILE_SAFETENSORS, 0, 0, NULL, NULL, 0, "a safetensors model", "give it with -e"},
+    {FILE_JSON, 0, 0, NULL, NULL, 0, "JSON", GIVE_TEXT},
+    {FILE_RAW_TOKENS, 0, 0, NULL, NULL, 0, "a file of token ids without a header, as nanoGPT's train.bin", ""},
+    {FILE_FOREIGN, 0, 0, NULL, NULL, 0, "an HTML page", "download the file itself, or extract the text of the page"},
+    {FILE_GGUF, 0, 5, "GGUF\3", NULL, 0, "a GGUF model",
      "this trainer only writes them: give Hugging Face's or llm.c's form"},
-    {FILE_LLMC_MODEL, 0, NULL, NULL, LLMC_MAGIC, "an llm.c model", "give it with -e"},
-    {FILE_TOKENS, 0, NULL, NULL, TOKEN_MAGIC, "a token shard", "give it with -i or -j"},
-    {FILE_FOREIGN, 0, NULL, NULL, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"},
-    {FILE_HELLASWAG, 0, NULL, NULL, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"},
-    {FILE_FOREIGN, 0, NULL, NULL, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"},
-    {FILE_FOREIGN, 0, NULL, NULL, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"},
-    {FILE_FOREIGN, 0, NULL, NULL, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"},
+    LLMC(FILE_LLMC_MODEL, LLMC_MAGIC, "an llm.c model", "give it with -e"),
+    LLMC(FILE_TOKENS, TOKEN_MAGIC, "a token shard", "give it with -i or -j"),
+    LLMC(FILE_FOREIGN, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"),
+    LLMC(FILE_HELLASWAG, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"),
+    LLMC(FILE_FOREIGN, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"),
+    LLMC(FILE_FOREIGN, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"),
+    LLMC(FILE_FOREIGN, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"),
     FOREIGN("version https://git-lfs", "a Git-LFS pointer", "fetch the file: git lfs pull"),
     // models and arrays of Python
     WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
@@ -74,7 +77,7 @@ static const struct {
     FOREIGN("\xff\xff\xff\xff", "an Arrow stream of Hugging Face's datasets",
      "write its text as JSON lines: dataset.to_json(\"my.jsonl\")"),
     FOREIGN("Obj\1", "an Avro table", JSON_LINES),
-    FOREIGN("SQLite format 3", "an SQLite database", JSON_LINES),
+    FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),
     // documents
     WITH("PK\3\4", "[Content_Types].xml", "an Office document", PLAIN_TEXT),
     WITH("PK\3\4", "mimetypeapplication/", "an OpenDocument file or EPUB", PLAIN_TEXT),
@@ -87,7 +90,7 @@ static const struct {
     // archives
     FOREIGN("PK\3\4", "a zip archive", UNPACK("unzip")),
     FOREIGN("PK\5\6", "an empty zip archive", GIVE_TEXT),
-    {FILE_FOREIGN, 257, "ustar", NULL, 0, "a tar archive", UNPACK("tar xf")},
+    AT(257, "ustar", NULL, "a tar archive", UNPACK("tar xf")),
     FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
     FOREIGN("\x1f\x9d", "compressed with compress", UNPACK("gunzip")),
     WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
@@ -97,20 +100,29 @@ static const struct {
     WITH("]", "\xff\xff\xff\xff\xff\xff\xff\xff", "compressed with lzma", UNPACK("unlzma")),
     FOREIGN("LZIP\1", "compressed with lzip", UNPACK("lunzip")),
     FOREIGN("7z\xbc\xaf", "a 7-Zip archive", UNPACK("7z x")),
+    FOREIGN("\x89LZO", "compressed with lzop", UNPACK("lzop -d")),
+    FOREIGN("\xff\6\0\0sNaPpY", "compressed with snappy", UNPACK("snzip -d")),
+    FOREIGN("!<arch>\n", "an archive of ar or a Debian package", UNPACK("ar x")),
     FOREIGN("Rar!\x1a", "a RAR archive", UNPACK("unrar x")),
     // pictures, sound, programs
     FOREIGN("\x89PNG", "a PNG picture", GIVE_TEXT),
     FOREIGN("\xff\xd8\xff", "a JPEG picture", GIVE_TEXT),
     FOREIGN("GIF87a", "a GIF picture", GIVE_TEXT),
     FOREIGN("GIF89a", "a GIF picture", GIVE_TEXT),
-    {FILE_FOREIGN, 8, "WEBP", NULL, 0, "a WebP picture", GIVE_TEXT},
-    FOREIGN("II*", "a TIFF picture", GIVE_TEXT),
-    {FILE_FOREIGN, 8, "WAVEfmt", NULL, 0, "sound", GIVE_TEXT},
-    FOREIGN("OggS", "sound", GIVE_TEXT),
+    AT(8, "WEBP", NULL, "a WebP picture", GIVE_TEXT),
+    FOREIGN("II*\0", "a TIFF picture", GIVE_TEXT),
+    FOREIGN("MM\0*", "a TIFF picture", GIVE_TEXT),
+    AT(6, "\0\0\0\0", "BM", "a BMP picture", GIVE_TEXT),
+    AT(8, "WAVEfmt", NULL, "sound", GIVE_TEXT),
+    FOREIGN("ID3\3", "sound", GIVE_TEXT),
+    FOREIGN("ID3\4", "sound", GIVE_TEXT),
+    FOREIGN("OggS\0", "sound", GIVE_TEXT),
     FOREIGN("fLaC", "sound", GIVE_TEXT),
-    {FILE_FOREIGN, 4, "ftyp", NULL, 0, "a film", GIVE_TEXT},
+    AT(4, "ftyp", NULL, "a film", GIVE_TEXT),
+    FOREIGN("\x1a\x45\xdf\xa3", "a film", GIVE_TEXT),
+    WITH("MZ", "DOS mode", "a program", GIVE_TEXT),
     FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
-    {FILE_OTHER, 0, "", NULL, 0, "no file of a known kind", "check the path"},
+    {FILE_OTHER, 0, 0, "", NULL, 0, "no file of a known kind", "check the path"},
 };
 // clang-format on
 
@@ -178,7 +190,7 @@ static inline size_t row_of_bytes(const char *head, size_t bytes) {
     if (head_is_html(head, bytes)) { return 3; }
     for (; file_kinds[row].kind != FILE_OTHER; row++) {
         const char *first = file_kinds[row].first, *within = file_kinds[row].within;
-        size_t at = (size_t)file_kinds[row].at, length = first ? strlen(first) : 4;
+        size_t at = (size_t)file_kinds[row].at, length = file_kinds[row].length;
         if (bytes < at + length) { continue; }
         bool same = first ? memcmp(head + at, first, length) == 0 : number == file_kinds[row].number;
         if (same && (!within || memmem(head, bytes, within, strlen(within)))) { return row; }
