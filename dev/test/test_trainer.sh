@@ -508,6 +508,28 @@ EOF
 )"
 # total: MiB of the last --plan, on the device
 total() { awk '/^total on the device/ { print $NF }' "$out"; }
+report "--plan -r all has the line of each level, and as JSON its members" "$(
+    # levels: -r, total, state, saved activations and scratch of each level's own --plan
+    levels=$(for level in 0 1 2 3 4; do
+        "$trainer" --plan -e d12 -b 2 -t 64 -rk 2 -r $level | awk -v level=$level '
+            $2 == "in" { sum[$1] = $NF }
+            /^total on the device/ { print level, $NF, sum["state"], sum["saved"], sum["scratch"] }'
+    done)
+    run 0 --plan -e d12 -b 2 -t 64 -rk 2 -r all
+    equal "$(awk 'NR > 1 { $1 = $1; print }' "$out")" "$levels"
+    equal "$(awk '{ print $2 }' <<<"$levels" | sort -rnu | wc -l)" 5
+    run 0 --plan=json -e d12 -b 2 -t 64 -rk 2 -r all
+    if command -v python3 >/dev/null; then
+        equal "$(python3 - "$out" <<'EOF'
+import json, sys
+for level in json.load(open(sys.argv[1]))["levels"]:
+    print(level["recompute"], *(f"{level[name] / 2**20:.2f}" for name in ("total", "state", "saved", "scratch")))
+EOF
+        )" "$levels"
+    fi
+    run 0 --plan "${batch[@]}" -o whole -y 1 -r all
+    equal "$(wc -l <"$out") $(flag whole recompute)" '6 "auto"'
+)"
 report "--plan with the flags that --fit chose has the same total, and --fit keeps given flags" "$(
     run 0 --plan -e d48 -b 4 -t 1024 --fit=20
     mib=$(total) flags=$(sed -nE 's/^fit .* of 20.00 GiB: //p' "$out")
@@ -655,7 +677,10 @@ fi
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \
     --plan --fit=all
-refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto; found '5'" -i text -r 5
+refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto all; found '5'" -i text -r 5
+refused "-r all without --plan" "-r all works only with --plan" "${tiny[@]}" -r all -o new
+refused "-r all with --fit" "-r all works only with --plan, for training and without --fit" --plan -r all --fit=8
+refused "-r all with --generate" "-r all works only with --plan" --plan -r all --generate 3
 refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${tiny[@]}" -f AUTO
 refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto

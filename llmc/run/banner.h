@@ -178,6 +178,13 @@ static inline void print_banner(const TrainArgs *a, const Backend *backend, cons
 
 #define TRAIN_GPT2_VERSION "1.0.0"  // as in CITATION.cff and CHANGELOG.md
 
+static inline void print_json(cJSON *json) {
+    char *text = cJSON_Print(json);
+    puts(text);
+    cJSON_free(text);
+    cJSON_Delete(json);
+}
+
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
 // trains; then each rank's plan, and the bytes that it sends per update
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
@@ -197,10 +204,29 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         plan_free(&plan);
     }
-    char *text = cJSON_Print(json);
-    puts(text);
-    cJSON_free(text);
-    cJSON_Delete(json);
+    print_json(json);
+}
+
+// -r all: the memory at each level, in MiB, or as {"levels":[{"recompute":0,...}]} with the members of a rank
+static inline void print_plan_levels(TrainArgs *a, const GPT2Config *c, const Backend *backend, bool json) {
+    cJSON *all = json ? cJSON_CreateObject() : NULL, *levels = json ? cJSON_AddArrayToObject(all, "levels") : NULL;
+    if (!json) { printf("%-5s %12s %12s %18s %12s\n", "-r", "total, MiB", "state", "saved activations", "scratch"); }
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
+        a->recompute = level;
+        ModelOptions options = model_options(a, c, backend);
+        Plan plan = gpt2_plan(c, &options);
+        if (json) {
+            cJSON *one = plan_json(&plan, a->rank);
+            cJSON_AddNumberToObject(one, "recompute", level);
+            cJSON_AddItemToArray(levels, one);
+        } else {
+            printf("%-5d %12.2f %12.2f %18.2f %12.2f\n", level, mebibytes(plan_device_bytes(&plan)),
+                   mebibytes(plan_bytes(&plan, STATE)), mebibytes(plan_bytes(&plan, SAVED)),
+                   mebibytes(plan_bytes(&plan, SCRATCH)));
+        }
+        plan_free(&plan);
+    }
+    if (json) { print_json(all); }
 }
 
 static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, size_t llmc) {
@@ -250,8 +276,12 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     FILE *notes = json ? stderr : stdout;
     if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
-    ModelOptions options = planned_options(notes, a, c, backend, host);
     if (!a->generate) { check_rows(a); }
+    if (a->recompute == RECOMPUTE_ALL) {
+        print_plan_levels(a, c, backend, json);
+        return;
+    }
+    ModelOptions options = planned_options(notes, a, c, backend, host);
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;
     if (json) {
         print_plan_json(a, c, options, llmc);

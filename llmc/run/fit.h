@@ -65,7 +65,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     ModelOptions o;
     int L = c->num_layers, layers = a->recompute_layers;
     // -r auto is level 0 until choose_options climbs
-    Recompute recompute = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute,
+    Recompute recompute = {a->recompute >= RECOMPUTE_AUTO ? 0 : a->recompute,
                            a->recompute_every > 0 ? a->recompute_every : 1, layers < 0 || layers > L ? L : layers,
                            false};
     memset(&o, 0, sizeof o);

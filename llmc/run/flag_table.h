@@ -221,7 +221,7 @@ static const Flag flag_table[] = {
     FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
 
     FLAG_HEADING("Information"),
-    OPTION("plan", plan, 0, 0, "json", "json", "print the memory plan and exit; needs no data", NOT_RESUMED),
+    OPTION("plan", plan, 0, 0, "json", "json", "print the memory plan (-r all: each level) and exit; needs no data", NOT_RESUMED),
     OPTION("help", help, 0, 0, NULL, NULL, "print this list, and exit", NOT_RESUMED),
     OPTION("self-check", self_check, 0, 0, NULL, NULL, "check every operation on this device, and exit", NOT_RESUMED),
     FLAG_WAS_REMOVED(NULL, "manual", "--help lists the flags, and the package's man page is made from it"),
@@ -328,6 +328,8 @@ static inline void args_check_needs(const TrainArgs *a) {
         {chooses && a->recompute_layers != default_args.recompute_layers,
          "-rn applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as well, or leave -rn "
          "out"},
+        {a->recompute == RECOMPUTE_ALL && (!a->plan || a->fit || !trains),
+         "-r all works only with --plan, for training and without --fit: add --plan, or give one level with -r N"},
         {a->fit && !trains, "--fit chooses flags of training: leave it out"},
         {(a->eval || a->generate) && needs_model,
          "--eval and --generate need a trained model: give its folder or .safetensors file with -e"},

@@ -1,7 +1,7 @@
 /*
 The values of the trainer's flags, and what follows from them alone. run/flag_table.h has the table that fills them.
-defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, ExportFormat, TrainArgs, num_ranks,
-         data_ranks, accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints
+defines: ScheduleKind, RECOMPUTE_AUTO, RECOMPUTE_ALL, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, ExportFormat, TrainArgs,
+         num_ranks, data_ranks, accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints
 */
 #pragma once
 #include <stdbool.h>
@@ -12,9 +12,9 @@ defines: ScheduleKind, RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, Exp
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 #define SCHEDULE_CHOICES "cosine linear constant wsd"
 
-// -r: a level of llmc/shapes/activations.h, or auto
-#define RECOMPUTE_CHOICES "0 1 2 3 4 auto"
-enum { RECOMPUTE_AUTO = 5 };
+// -r: a level of llmc/shapes/activations.h, or auto; with --plan also all levels, a line each
+#define RECOMPUTE_CHOICES "0 1 2 3 4 auto all"
+enum { RECOMPUTE_AUTO = 5, RECOMPUTE_ALL };
 
 // -ge
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
