@@ -221,7 +221,8 @@ static const Flag flag_table[] = {
     FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
 
     FLAG_HEADING("Information"),
-    OPTION("plan", plan, 0, 0, "json", "json", "print the memory plan (-r all: each level) and exit; needs no data", NOT_RESUMED),
+    OPTION("plan", plan, 0, 0, "json", "json",
+     "print the memory plan (-r all: each level) and exit; needs no data", NOT_RESUMED),
     OPTION("help", help, 0, 0, NULL, NULL, "print this list, and exit", NOT_RESUMED),
     OPTION("self-check", self_check, 0, 0, NULL, NULL, "check every operation on this device, and exit", NOT_RESUMED),
     FLAG_WAS_REMOVED(NULL, "manual", "--help lists the flags, and the package's man page is made from it"),
