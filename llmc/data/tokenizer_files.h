@@ -134,22 +134,22 @@ typedef struct {
 } VocabNames;
 
 static inline void vocab_put(VocabNames *v, const char *name, const cJSON *number, int kind) {
-    double id = cJSON_IsNumber(number) ? number->valuedouble : -1;
-    if (!(id >= 0 && id < TOKENIZER_MAX_VOCAB) || id != floor(id) || strlen(name) > TOKENIZER_MAX_TOKEN_BYTES * 2) {
+    bool whole = cJSON_IsNumber(number) && number->valuedouble == number->valueint;
+    int id = whole ? number->valueint : -1;
+    if (id < 0 || id >= TOKENIZER_MAX_VOCAB || strlen(name) > TOKENIZER_MAX_TOKEN_BYTES * 2) {
         input_error(
-            "%s: the token '%.60s' has the id %.0f; expected whole ids from 0 to %d, which fit a token shard, and "
-            "tokens of at most %d bytes",
+            "%s: the token '%.60s' has the id %d; expected whole ids from 0 to %d, which fit a token shard, and tokens "
+            "of at most %d bytes",
             v->path, name, id, TOKENIZER_MAX_VOCAB - 1, TOKENIZER_MAX_TOKEN_BYTES);
     }
-    const char **slot = &v->names[(int)id];
-    bool replaces = kind && !v->kinds[(int)id];  // an added token has its name as it is
-    if (*slot && strcmp(*slot, name) != 0 && !replaces) {
-        input_error("%s: the tokens '%.60s' and '%.60s' have one id, %.0f; copy the tokenizer's files from one place",
-                    v->path, *slot, name, id);
+    bool replaces = kind && !v->kinds[id];  // an added token has its name as it is
+    if (v->names[id] && strcmp(v->names[id], name) != 0 && !replaces) {
+        input_error("%s: the tokens '%.60s' and '%.60s' have one id, %d; copy the tokenizer's files from one place",
+                    v->path, v->names[id], name, id);
     }
-    *slot = name;
-    if (kind) { v->kinds[(int)id] = (uint8_t)kind; }
-    if (id >= v->count) { v->count = (int)id + 1; }
+    v->names[id] = name;
+    if (kind) { v->kinds[id] = (uint8_t)kind; }
+    if (id >= v->count) { v->count = id + 1; }
 }
 
 // the added token of an entry: {"content":"<s>","special":true,...}
