@@ -636,7 +636,7 @@ TEST(test_other_formats) {
         const char *name, *bytes, *says;
     } cases[] = {
         {"x.gguf", "GGUF\3", "x.gguf is a GGUF model, expected a GPT-2"},
-        {"model.pt", "PK\3\4 and so on", "model.pt is a zip archive or a file of PyTorch, expected"},
+        {"model.pt", "PK\3\4 and so on", "model.pt is a file of PyTorch, expected"},
         {"old.bin", "\x80\2\x8A\nl\xFC\x9C", "old.bin is a file of PyTorch"},
         {"text.bin", "plain text", "text.bin is no file of a known kind"},
         {"notes.txt", "plain text", "notes.txt is no file of a known kind, expected a GPT-2 in Hugging Face's"},
@@ -728,8 +728,8 @@ TEST(test_folders) {
     assert_source(several, index_path(several));
     assert_source(index_path(several), index_path(several));
     write_text(joined(pickled, "pytorch_model.bin"), "PK\3\4 and so on");
-    assert_stops(2, "pytorch_model.bin is a zip archive or a file of PyTorch", find_source, (void *)pickled);
-    assert_stops(2, "is a zip archive or a file of PyTorch", find_source, (void *)joined(pickled, "pytorch_model.bin"));
+    assert_stops(2, "pytorch_model.bin is a file of PyTorch", find_source, (void *)pickled);
+    assert_stops(2, "is a file of PyTorch", find_source, (void *)joined(pickled, "pytorch_model.bin"));
     assert_stops(2, "is a folder without model.safetensors", find_source, (void *)new_folder("empty"));
     assert_stops(2, "neither a shape", find_source, (void *)joined(pickled, "absent.bin"));
     assert_stops(2, "scripts/get_data.sh gpt2 fetches GPT-2 as models/gpt2", find_source,

@@ -140,31 +140,32 @@ names "GPT-Neo, which has wpe.weight" "without('c_attn.weight', 'c_attn.bias')
 t['h.0.attn.attention.q_proj.weight'] = ('F32', [1], bytes(4))" form "it has a tensor h.0.attn.attention.q_proj.weight"
 
 zip='b"PK\3\4 and so on"' pickle='b"\x80\2\x8A\nl\xFC\x9C"' saved="transformers' save_pretrained writes of it"
-names "a folder of pytorch_model.bin" "write('pytorch_model.bin', $zip)" form "pytorch_model.bin is a zip archive or"
+names "a folder of pytorch_model.bin" "write('pytorch_model.bin', $zip)" form "pytorch_model.bin is a file of PyTorch"
 names "its advice" "write('pytorch_model.bin', $pickle)" form "file of PyTorch, expected a GPT-2 in Hugging Face's or \
 llm.c's format; give the folder that $saved; doc/files.md"
 names "a folder of PyTorch's shards" "write('pytorch_model-00001-of-00002.bin', $zip)
-write('pytorch_model.bin.index.json', b'{}')" form "pytorch_model-00001-of-00002.bin is a zip archive or a file of PyT"
+write('pytorch_model.bin.index.json', b'{}')" form "pytorch_model-00001-of-00002.bin is a file of PyT"
 names "an index of PyTorch's shards" "write('pytorch_model-00001-of-00002.bin', $zip)
 write('pytorch_model.bin.index.json', b'{\"weight_map\": {\"wte.weight\": \"pytorch_model-00001-of-00002.bin\"}}')" \
-    form/pytorch_model.bin.index.json "pytorch_model-00001-of-00002.bin is a zip archive or a file of PyTorch"
+    form/pytorch_model.bin.index.json "pytorch_model-00001-of-00002.bin is a file of PyTorch"
 names "an index of PyTorch's shards without them" "write('pytorch_model.bin.index.json', b'{}')" form \
     "is the index of a model in files of PyTorch, expected"
 names "a pytorch_model.bin of unknown bytes" "write('pytorch_model.bin', b'\x80\4\x95')" form "is a file of PyTorch"
-names "a folder of ckpt.pt" "write('ckpt.pt', $zip)" form "ckpt.pt is a zip archive or a file of PyTorch"
+names "a folder of ckpt.pt" "write('ckpt.pt', $zip)" form "ckpt.pt is a file of PyTorch"
 names "a pickle of another protocol" "write('c.pth', b'\x80\4\x95')" form/c.pth "c.pth is a file of PyTorch"
-names "a folder of tf_model.h5" "write('tf_model.h5', b'\x89HDF\r\n\x1a\n')" form "tf_model.h5 is a file of TensorFlow"
+names "a folder of tf_model.h5" "write('tf_model.h5', b'\x89HDF\r\n\x1a\n')" form "tf_model.h5 is an HDF5 file"
 names "Flax" "write('flax_model.msgpack', b'\x81\xabtransformer')" form "flax_model.msgpack is a file of Flax"
 names "a folder of a GGUF" "write('x.gguf', b'GGUF\3\0\0\0')" form "x.gguf is a GGUF model"
 names "an empty folder" "t = {}" form "is a folder without model.safetensors, its index or checkpoints"
 
 lfs='b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n"' model=model.safetensors
-names "a Git LFS pointer" "write('$model', $lfs)" form "is a Git LFS pointer, expected a GPT-2 in Hugging Face's or \
-llm.c's format; run \`git lfs pull\` in its folder"
-names "a Git LFS pointer in an index" "split(); write('b.safetensors', $lfs)" form "b.safetensors is a Git LFS pointer"
-names "a web page" "write('$model', b'<!DOCTYPE html><title>404</title>')" form/$model "is a web page, expected a GPT-2"
-names "a web page without a type" "write('$model', b'<html lang=en>')" form "is a web page, expected a GPT-2"
-names "PyTorch's zip called safetensors" "write('$model', $zip)" form "is a zip archive or a file of PyTorch, expected"
+names "a Git LFS pointer" "write('$model', $lfs)" form "is a Git-LFS pointer, expected a GPT-2 in Hugging Face's or \
+llm.c's format; fetch the file: git lfs pull"
+names "a Git LFS pointer in an index" "split(); write('b.safetensors', $lfs)" form "b.safetensors is a Git-LFS pointer"
+names "a web page" "write('$model', b'<!DOCTYPE html><title>404</title>')" form/$model "is an HTML page, expected a GPT-2"
+names "a web page without a type" "write('$model', b'<html lang=en>')" form "is an HTML page, expected a GPT-2"
+names "PyTorch's zip called safetensors" "write('$model', $zip + b'archive/data.pkl')" form \
+    "is a file of PyTorch, expected"
 names "PyTorch's pickle called safetensors" "write('$model', $pickle)" form "is a file of PyTorch, expected"
 names "gzip called safetensors" "write('$model', b'\x1f\x8b\x08\0')" form "is compressed with gzip, expected"
 names "a GGUF called safetensors" "write('$model', b'GGUF\3\0\0\0')" form "model.safetensors is a GGUF model"

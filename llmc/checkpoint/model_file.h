@@ -307,8 +307,7 @@ static inline ModelFile model_open(const char *path) {
     } else if (kind == FILE_SAFETENSORS || ((kind == FILE_OTHER || kind == FILE_JSON) && named)) {
         model_open_hugging_face(&model, weights);
     } else {
-        refuse_other_weights(weights);
-        refuse_kind("-e", weights, "a GPT-2 in Hugging Face's or llm.c's format");
+        refuse_kind("-e", weights, EXPECTED_MODEL);
     }
     config_check(&model.config, weights);
     model_check_tensors(&model);

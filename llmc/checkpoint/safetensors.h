@@ -1,6 +1,6 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
-defines: SafeTensor, SafeTensors, refuse_other_weights, safetensors_open, safetensors_find, safetensors_read,
+defines: SafeTensor, SafeTensors, EXPECTED_MODEL, safetensors_open, safetensors_find, safetensors_read,
          safetensors_check_real, safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
          safetensors_create, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish,
          f16_to_float, float_to_f16
@@ -193,40 +193,7 @@ static inline cJSON *st_read_header(SafeTensors *st, uint64_t file_size) {
     return json;
 }
 
-// Stops at a file that is no model in safetensors' or llm.c's format, if its bytes or its name tell what it is.
-static inline void refuse_other_weights(const char *path) {
-    static const char expected[] = "a GPT-2 in Hugging Face's or llm.c's format",
-                      download[] = "download the file itself",
-                      pytorch[] = "give the folder that transformers' save_pretrained writes of it; doc/files.md "
-                                  "converts nanoGPT's checkpoints",
-                      other[] = "load it with transformers 4 (from_tf=True or from_flax=True) and give the folder that "
-                                "save_pretrained writes";
-    static const struct {
-        const char *first, *ending, *what, *advice;
-    } kinds[] = {{"version https://git-lfs", "", "a Git LFS pointer", "run `git lfs pull` in its folder"},
-                 {"<!", "", "a web page", download},
-                 {"<html", "", "a web page", download},
-                 {"PK\3\4", "", "a zip archive or a file of PyTorch", pytorch},
-                 {"\x80\2\x8A\n", "", "a file of PyTorch", pytorch},
-                 {"", ".pt", "a file of PyTorch", pytorch},
-                 {"", ".pth", "a file of PyTorch", pytorch},
-                 {"", "pytorch_model.bin", "a file of PyTorch", pytorch},
-                 {"", ".bin.index.json", "the index of a model in files of PyTorch", pytorch},
-                 {"\x89HDF", "", "a file of TensorFlow", other},
-                 {"", ".msgpack", "a file of Flax", other}};
-    char head[32] = "";
-    struct stat info;
-    int fd = open_regular(path, &info), known = file_kind(path);
-    if (fd < 0) { return; }
-    (void)!pread(fd, head, sizeof head - 1, 0);
-    close(fd);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        const char *first = kinds[i].first;
-        if (strncmp(head, first, strlen(first)) != 0 || !has_ending(path, kinds[i].ending)) { continue; }
-        input_error("-e: %s is %s, expected %s; %s", path, kinds[i].what, expected, kinds[i].advice);
-    }
-    if (known != FILE_OTHER && known != FILE_SAFETENSORS) { refuse_kind("-e", path, expected); }
-}
+#define EXPECTED_MODEL "a GPT-2 in Hugging Face's or llm.c's format"
 
 // Opens a file and checks the whole header. Stops at an error. Close with safetensors_close.
 static inline SafeTensors safetensors_open(const char *path) {
@@ -237,7 +204,7 @@ static inline SafeTensors safetensors_open(const char *path) {
     st.fd = open_regular(path, &info);
     if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
     if (info.st_size == 0) { st_refuse(&st, "is empty"); }
-    if (file_kind(path) != FILE_SAFETENSORS) { refuse_other_weights(path); }
+    if (is_other_kind(path, FILE_SAFETENSORS)) { refuse_kind("-e", path, EXPECTED_MODEL); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);

@@ -1,15 +1,17 @@
 /*
 The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
-defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, refuse_kind, refuse_binary
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, is_other_kind, refuse_bytes,
+         refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
+#include <fnmatch.h>
 #include <strings.h>
 #include <sys/stat.h>
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
-// FILE_FOREIGN: no reader takes the kind. FILE_RAW_TOKENS: ids without a header. FILE_OTHER: text, or no kind of the
+// FILE_FOREIGN: no reader takes the kind. FILE_PACKED: nor this one, whose name may tell more. FILE_RAW_TOKENS: ids without a header. FILE_OTHER: text, or no kind of the
 // table.
 enum {
     FILE_OTHER,
@@ -18,6 +20,7 @@ enum {
     FILE_HELLASWAG,
     FILE_JSON,
     FILE_LLMC_MODEL,
+    FILE_PACKED,
     FILE_RAW_TOKENS,
     FILE_SAFETENSORS,
     FILE_TOKENS
@@ -35,7 +38,8 @@ enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
     { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE }
 #define JSON_LINES "write its text as JSON lines"
 #define PLAIN_TEXT "save it as plain text"
-#define SAVE_PRETRAINED "save the model with transformers' save_pretrained and give the folder"
+#define SAVE_PRETRAINED                                                                                                \
+    "give the folder that transformers' save_pretrained writes of it; doc/files.md converts nanoGPT's checkpoints"
 // The rows have more than the words GGUF, BZh and PAR1, with which a text may begin.
 static const struct {
     int kind, at;        // `first` is at this byte
@@ -62,14 +66,14 @@ static const struct {
     // models and arrays of Python
     WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
     FOREIGN("\x80\2\x8A\n", "a file of PyTorch", SAVE_PRETRAINED),
-    FOREIGN("\x80\2", "a Python pickle", GIVE_TEXT),
-    FOREIGN("\x80\3", "a Python pickle", GIVE_TEXT),
-    FOREIGN("\x80\4", "a Python pickle", GIVE_TEXT),
-    FOREIGN("\x80\5", "a Python pickle", GIVE_TEXT),
+    {FILE_PACKED, 0, 2, "\x80\2", NULL, 0, "a Python pickle", GIVE_TEXT},
+    {FILE_PACKED, 0, 2, "\x80\3", NULL, 0, "a Python pickle", GIVE_TEXT},
+    {FILE_PACKED, 0, 2, "\x80\4", NULL, 0, "a Python pickle", GIVE_TEXT},
+    {FILE_PACKED, 0, 2, "\x80\5", NULL, 0, "a Python pickle", GIVE_TEXT},
     FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
     WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
-    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines, or save a model with "
-     "transformers' save_pretrained"),
+    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; load a model with transformers' from_tf=True, "
+     "and give the folder that save_pretrained writes"),
     // tables and databases
     WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
     FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
@@ -88,7 +92,7 @@ static const struct {
     FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     // archives
-    FOREIGN("PK\3\4", "a zip archive", UNPACK("unzip")),
+    {FILE_PACKED, 0, 4, "PK\3\4", NULL, 0, "a zip archive", UNPACK("unzip")},
     FOREIGN("PK\5\6", "an empty zip archive", GIVE_TEXT),
     AT(257, "ustar", NULL, "a tar archive", UNPACK("tar xf")),
     FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
@@ -124,6 +128,18 @@ static const struct {
     FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
     {FILE_OTHER, 0, 0, "", NULL, 0, "no file of a known kind", "check the path"},
 };
+// files that are told by their names where their bytes do not tell
+static const struct {
+    const char *pattern, *what, *advice;
+} named_kinds[] = {
+    {"*.pt", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*.pth", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*pytorch_model*.bin", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*.bin.index.json", "the index of a model in files of PyTorch", SAVE_PRETRAINED},
+    {"*.msgpack", "a file of Flax",
+     "load it with transformers' from_flax=True, and give the folder that save_pretrained writes"},
+};
+enum { NAMED_KINDS = sizeof named_kinds / sizeof named_kinds[0] };
 // clang-format on
 
 // ---- kinds without bytes of their own
@@ -217,12 +233,30 @@ static inline int file_kind(const char *path) {
     return kind == FILE_OTHER && name_is_json(path) ? FILE_JSON : kind;
 }
 
+// the row of named_kinds, or NAMED_KINDS
+static inline size_t row_of_name(const char *path) {
+    size_t row = 0;
+    while (row < NAMED_KINDS && fnmatch(named_kinds[row].pattern, path, 0) != 0) { row++; }
+    return row;
+}
+
+// True if bytes or name tell that the file is of another kind than this one.
+static inline bool is_other_kind(const char *path, int kind) {
+    int found = file_kind(path);
+    return found != kind && ((found != FILE_OTHER && found != FILE_JSON) || row_of_name(path) < NAMED_KINDS);
+}
+
 // Stops at bytes of a kind that is not `expected`, in words. name: of the file
 __attribute__((noreturn)) static inline void refuse_bytes(const char *flag, const char *name, const char *head,
                                                           size_t bytes, const char *expected) {
-    size_t row = row_of_bytes(head, bytes);
-    bool wide = false;
-    if (file_kinds[row].kind != FILE_RAW_TOKENS) {
+    size_t row = row_of_bytes(head, bytes), named = row_of_name(name);
+    int kind = file_kinds[row].kind;
+    bool wide = false, by_name = kind == FILE_OTHER || kind == FILE_JSON || kind == FILE_PACKED;
+    if (by_name && named < NAMED_KINDS) {
+        input_error("%s: %s is %s, expected %s; %s", flag, name, named_kinds[named].what, expected,
+                    named_kinds[named].advice);
+    }
+    if (kind != FILE_RAW_TOKENS) {
         input_error("%s: %s is %s, expected %s; %s", flag, name, file_kinds[row].what, expected,
                     file_kinds[row].advice);
     }

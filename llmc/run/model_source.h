@@ -30,7 +30,7 @@ static inline void refuse_other_folder(const char *folder) {
         char pattern[PATH_LENGTH];
         glob_t found;
         format_path(pattern, "%s/%s", folder, names[i]);
-        if (glob(pattern, 0, NULL, &found) == 0) { refuse_other_weights(found.gl_pathv[0]); }
+        if (glob(pattern, 0, NULL, &found) == 0) { refuse_kind("-e", found.gl_pathv[0], EXPECTED_MODEL); }
         globfree(&found);
     }
 }
