@@ -95,7 +95,14 @@ report "tokenizer.json comes before a merges.txt of other merges, with a note" "
     silent "$err"
     sed '$d' learned/merges.txt >both/merges.txt
     run 0 --generate 1 -e both --prompt the
-    says "$err" "note      'both/tokenizer.json' has other merges than 'both/merges.txt': the first is used"
+    note="note      'both/tokenizer.json' has other tokens than the merges.txt and vocab.json next to it: it is used"
+    says "$err" "$note"
+    cp learned/merges.txt both && cp roberta/vocab.json both
+    run 0 --generate 1 -e both --prompt the
+    silent "$err"
+    cp learned/vocab.json both
+    run 0 --generate 1 -e both --prompt the
+    says "$err" "$note"
 )"
 report "added tokens without a row in the model are left out; a tokenizer of another kind is not used" "$(
     cp -r run/step_00000001 pad && rm pad/manifest.json

@@ -1,6 +1,6 @@
 /*
 Small JSON files, read and written whole.
-defines: write_json, read_text_file, try_read_json, read_json, json_whole
+defines: write_json, read_text_file, json_get, json_string, json_true, try_read_json, read_json, json_whole
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -30,6 +30,15 @@ static inline char *read_text_file(const char *path) {
     free(text);
     return NULL;
 }
+
+// The item, string or true of an object that is called `key`. Of anything else NULL or false; json may be NULL.
+static inline const cJSON *json_get(const cJSON *json, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(json, key);
+}
+static inline const char *json_string(const cJSON *json, const char *key) {
+    return cJSON_GetStringValue(json_get(json, key));
+}
+static inline bool json_true(const cJSON *json, const char *key) { return cJSON_IsTrue(json_get(json, key)); }
 
 // the JSON object in a file; NULL: the file is missing, cannot be read or holds anything but one JSON object
 static inline cJSON *try_read_json(const char *path) {

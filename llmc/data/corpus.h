@@ -14,6 +14,7 @@ Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB lo
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/file_kind.h"
+#include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -379,7 +380,7 @@ static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
 // Replaces a line of JSON by its document, the string in the field. False if it is a bad line.
 static inline bool corpus_take_document(Corpus *c, CorpusPiece *line) {
     const cJSON *json = corpus_value(c, line);
-    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, c->field));
+    char *text = cJSON_GetStringValue(json_get(json, c->field));
     if (json && !text) {
         corpus_bad_line(c, line,
                         cJSON_IsArray(json) ? "is an array; expected an object a line, as jq -c '.[]' writes the items"

@@ -28,6 +28,7 @@ Memory      3 bytes a token, and 16 an example.
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/json_file.h"
 #include "llmc/common/range.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/tokenizer.h"
@@ -124,11 +125,11 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
     const cJSON *message;
     example_add_token(e, e->end_of_text, false);
     cJSON_ArrayForEach(message, messages) {
-        const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
-        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
+        const char *role = json_string(message, "role");
+        const char *content = json_string(message, "content");
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
-        const cJSON *weight = cJSON_GetObjectItemCaseSensitive(message, "weight");
+        const cJSON *weight = json_get(message, "weight");
         bool answer = strcmp(role, "assistant") == 0,
              learned = answer && !(cJSON_IsNumber(weight) && weight->valuedouble == 0);
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
@@ -142,13 +143,13 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
 
 // Appends the example of a line. Returns "" or an error, worded to follow "line N".
 static inline const char *example_add(Examples *e, const Tokenizer *t, const cJSON *line) {
-    const cJSON *messages = cJSON_IsArray(line) ? line : cJSON_GetObjectItemCaseSensitive(line, "messages");
-    const char *prompt = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "prompt"));
-    const char *completion = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "completion"));
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "text"));
+    const cJSON *messages = cJSON_IsArray(line) ? line : json_get(line, "messages");
+    const char *prompt = json_string(line, "prompt");
+    const char *completion = json_string(line, "completion");
+    const char *text = json_string(line, "text");
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
-    if (cJSON_IsArray(line) && !cJSON_GetObjectItemCaseSensitive(line->child, "role")) {
+    if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
         return "is an array, and not of turns with role and content; jq -c '.[]' writes the items of an array as lines";
     }
     if (cJSON_IsArray(messages)) {

@@ -17,6 +17,7 @@ Length      at most T + 1 tokens, since T inputs predict T tokens. A longer cont
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
+#include "llmc/common/json_file.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/tokenizer.h"
 #include <math.h>
@@ -165,7 +166,7 @@ static inline bool hellaswag_is_json(const char *path) {
 
 // the index of the true ending, a number or, in Hugging Face's copy of the file, a digit in a string; -1: neither
 static inline int hellaswag_label(const cJSON *json) {
-    const cJSON *label = cJSON_GetObjectItemCaseSensitive(json, "label");
+    const cJSON *label = json_get(json, "label");
     const char *digit = cJSON_GetStringValue(label);
     if (digit) { return *digit >= '0' && *digit < '0' + HELLASWAG_ENDINGS && !digit[1] ? *digit - '0' : -1; }
     bool whole = cJSON_IsNumber(label) && label->valuedouble == label->valueint;
@@ -175,8 +176,8 @@ static inline int hellaswag_label(const cJSON *json) {
 // Adds the example of a line. False if the line is not an example.
 static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
                                       const cJSON *json) {
-    const char *context = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "ctx"));
-    const cJSON *endings = cJSON_GetObjectItemCaseSensitive(json, "endings"), *ending;
+    const char *context = json_string(json, "ctx");
+    const cJSON *endings = json_get(json, "endings"), *ending;
     int label = hellaswag_label(json), i = 0;
     bool cut = false;
     if (!context || label < 0 || !cJSON_IsArray(endings)) { return false; }

@@ -136,11 +136,9 @@ typedef struct {
 static inline void vocab_put(VocabNames *v, const char *name, const cJSON *number, int kind) {
     bool whole = cJSON_IsNumber(number) && number->valuedouble == number->valueint;
     int id = whole ? number->valueint : -1;
-    if (id < 0 || id >= TOKENIZER_MAX_VOCAB || strlen(name) > TOKENIZER_MAX_TOKEN_BYTES * 2) {
-        input_error(
-            "%s: the token '%.60s' has the id %d; expected whole ids from 0 to %d, which fit a token shard, and tokens "
-            "of at most %d bytes",
-            v->path, name, id, TOKENIZER_MAX_VOCAB - 1, TOKENIZER_MAX_TOKEN_BYTES);
+    if (id < 0 || id >= TOKENIZER_MAX_VOCAB) {
+        input_error("%s: the token '%.60s' has the id %d; expected whole ids from 0 to %d, which fit a token shard",
+                    v->path, name, id, TOKENIZER_MAX_VOCAB - 1);
     }
     bool replaces = kind && !v->kinds[id];  // an added token has its name as it is
     if (v->names[id] && strcmp(v->names[id], name) != 0 && !replaces) {
@@ -154,20 +152,20 @@ static inline void vocab_put(VocabNames *v, const char *name, const cJSON *numbe
 
 // the added token of an entry: {"content":"<s>","special":true,...}
 static inline void vocab_put_added(VocabNames *v, const cJSON *entry, const cJSON *id) {
-    const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "content"));
+    const char *content = json_string(entry, "content");
     if (!content || !*content) { input_error("%s: an added token has no content; copy the file again", v->path); }
-    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "single_word"))) {
+    if (json_true(entry, "single_word")) {
         input_error(
             "%s: the added token '%.60s' is a token as a whole word only (single_word), which this trainer does "
             "not do; set it to false, or give another tokenizer",
             v->path, content);
     }
     int kind = TOKEN_ADDED;
-    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "special"))) { kind |= TOKEN_SPECIAL; }
-    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "lstrip"))) { kind |= TOKEN_STRIPS_LEFT; }
-    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "rstrip"))) { kind |= TOKEN_STRIPS_RIGHT; }
+    if (json_true(entry, "special")) { kind |= TOKEN_SPECIAL; }
+    if (json_true(entry, "lstrip")) { kind |= TOKEN_STRIPS_LEFT; }
+    if (json_true(entry, "rstrip")) { kind |= TOKEN_STRIPS_RIGHT; }
     vocab_put(v, content, id, kind);
-    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(entry, "end_of_text"))) { v->end_of_text = id->valueint; }
+    if (json_true(entry, "end_of_text")) { v->end_of_text = id->valueint; }
 }
 
 // True for <s>, <|endoftext|>, [PAD]: names that special tokens have.
@@ -236,9 +234,8 @@ static inline void tokenizer_find_special(Tokenizer *t) {
 
 // the id of the eos_token of a JSON object, as a string or {"content":...}; -1: none
 static inline int tokenizer_eos_of(const Tokenizer *t, const cJSON *json) {
-    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token");
-    const char *name =
-        cJSON_GetStringValue(cJSON_IsObject(eos) ? cJSON_GetObjectItemCaseSensitive(eos, "content") : eos);
+    const cJSON *eos = json_get(json, "eos_token");
+    const char *name = cJSON_IsObject(eos) ? json_string(eos, "content") : cJSON_GetStringValue(eos);
     return name ? tokenizer_find(t, name, strlen(name)) : -1;
 }
 
@@ -249,7 +246,7 @@ static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder)
     if (end < 0) { end = tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)); }
     for (int i = 0; folder && end < 0 && i < 3; i++) {
         cJSON *json = json_in(folder, files[i]);
-        const cJSON *number = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id");
+        const cJSON *number = json_get(json, "eos_token_id");
         bool special = cJSON_IsNumber(number) && number->valueint >= 0 && number->valueint < t->vocab_size &&
                        (t->kind[number->valueint] & TOKEN_SPECIAL);
         end = i < 2 ? tokenizer_eos_of(t, json) : special ? number->valueint : -1;
@@ -272,37 +269,32 @@ static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder)
 #define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 static inline const char *json_type(const cJSON *json) {
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "type"));
+    const char *type = json_string(json, "type");
     return type ? type : "";
 }
 
 // True if a pre_tokenizer splits as GPT-2: ByteLevel with its own pattern, or that pattern and then ByteLevel.
 static inline bool json_splits_as_gpt2(const cJSON *json) {
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "pretokenizers"), *split = cJSON_GetArrayItem(list, 0);
+    const cJSON *list = json_get(json, "pretokenizers"), *split = cJSON_GetArrayItem(list, 0);
     bool sequence = strcmp(json_type(json), "Sequence") == 0;
     if (sequence) {
-        const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(split, "pattern");
-        const char *regex = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(pattern, "Regex"));
-        const char *behavior = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(split, "behavior"));
+        const cJSON *pattern = json_get(split, "pattern");
+        const char *regex = json_string(pattern, "Regex");
+        const char *behavior = json_string(split, "behavior");
         json = cJSON_GetArrayItem(list, 1);
         if (cJSON_GetArraySize(list) != 2 || !regex || strcmp(regex, GPT2_PATTERN) != 0) { return false; }
         if (!behavior || strcmp(behavior, "Isolated") != 0) { return false; }
     }
-    bool own_pattern = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(json, "use_regex"));
-    return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence &&
-           !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "add_prefix_space"));
+    bool own_pattern = !cJSON_IsFalse(json_get(json, "use_regex"));
+    return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence && !json_true(json, "add_prefix_space");
 }
 
 // True if a post_processor, or a part of it, adds tokens to a text.
 static inline bool json_adds_tokens(const cJSON *json) {
     const cJSON *part;
     bool adds = strcmp(json_type(json), "BertProcessing") == 0 || strcmp(json_type(json), "RobertaProcessing") == 0;
-    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(json, "single")) {
-        adds = adds || cJSON_GetObjectItemCaseSensitive(part, "SpecialToken") != NULL;
-    }
-    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(json, "processors")) {
-        adds = adds || json_adds_tokens(part);
-    }
+    cJSON_ArrayForEach(part, json_get(json, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
+    cJSON_ArrayForEach(part, json_get(json, "processors")) { adds = adds || json_adds_tokens(part); }
     return adds;
 }
 
@@ -310,27 +302,26 @@ static inline bool json_adds_tokens(const cJSON *json) {
 static inline void json_find_foreign(char *text, const cJSON *json) {
     static const char *const model_keys[] = {"end_of_word_suffix", "continuing_subword_prefix", "dropout",
                                              "ignore_merges"};
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
-    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(json, "normalizer");
-    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
-    const cJSON *after = cJSON_GetObjectItemCaseSensitive(json, "post_processor");
+    const cJSON *model = json_get(json, "model");
+    const cJSON *normalizer = json_get(json, "normalizer");
+    const cJSON *splitter = json_get(json, "pre_tokenizer");
+    const cJSON *after = json_get(json, "post_processor");
     *text = 0;
     if (*json_type(model) && strcmp(json_type(model), "BPE") != 0) {
         format_path(text, "a %.60s model, and GPT-2's is a BPE", json_type(model));
-    } else if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
-               !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
+    } else if (!cJSON_IsObject(json_get(model, "vocab")) || !cJSON_IsArray(json_get(model, "merges"))) {
         format_path(text, "no vocab and merges of a BPE");
     } else if (cJSON_IsObject(normalizer)) {
         format_path(text, "a normalizer (%.60s), and GPT-2's has none", json_type(normalizer));
     } else if (!json_splits_as_gpt2(splitter)) {
-        bool space = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
+        bool space = json_true(splitter, "add_prefix_space");
         format_path(text, "a pre-tokenizer (%.60s) that %s", *json_type(splitter) ? json_type(splitter) : "none",
                     space ? "adds a space before each text" : "does not split with GPT-2's pattern");
     } else if (json_adds_tokens(after)) {
         format_path(text, "a post-processor (%.60s) that adds tokens to each text, such as BOS", json_type(after));
     }
     for (int i = 0; i < 4 && !*text; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(model, model_keys[i]);
+        const cJSON *value = json_get(model, model_keys[i]);
         const char *string = cJSON_GetStringValue(value);
         bool set = (string && *string) || cJSON_IsTrue(value) || (cJSON_IsNumber(value) && value->valuedouble != 0);
         char *found = cJSON_PrintUnformatted(value);
@@ -342,9 +333,9 @@ static inline void json_find_foreign(char *text, const cJSON *json) {
 // Stops if tokenizer_config.json asks for more than its tokenizer does.
 static inline void tokenizer_check_config(const cJSON *config, const char *folder) {
     static const char *const keys[] = {"add_bos_token", "add_eos_token", "add_prefix_space"};
-    const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "tokenizer_class"));
+    const char *kind = json_string(config, "tokenizer_class");
     for (int i = 0; i < 3; i++) {
-        if (!cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config, keys[i]))) { continue; }
+        if (!json_true(config, keys[i])) { continue; }
         input_error(
             "'%s/tokenizer_config.json' has \"%s\":true, and this trainer adds nothing to a text; set it to false "
             "if the model was trained without",
@@ -360,9 +351,9 @@ static inline void tokenizer_check_config(const cJSON *config, const char *folde
 
 // True if a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges.
 static inline bool tokenizer_json_is_bytes(const cJSON *json) {
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
-    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab"), *id = vocab ? vocab->child : NULL;
-    bool bytes = cJSON_IsObject(vocab) && !cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges"));
+    const cJSON *model = json_get(json, "model");
+    const cJSON *vocab = json_get(model, "vocab"), *id = vocab ? vocab->child : NULL;
+    bool bytes = cJSON_IsObject(vocab) && !cJSON_GetArraySize(json_get(model, "merges"));
     for (int byte = 0; byte < 256 && bytes; byte++, id = id ? id->next : NULL) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", byte);
@@ -385,12 +376,12 @@ static inline bool tokenizer_json_is_known(const char *path, char *why) {
 
 // The merges of tokenizer.json as the text of a merges file, which the caller frees.
 static inline char *json_merges_text(const cJSON *json, const char *path, size_t *bytes) {
-    const cJSON *item, *model = cJSON_GetObjectItemCaseSensitive(json, "model");
+    const cJSON *item, *model = json_get(json, "model");
     char *text = NULL;
     int number = 0;
     FILE *lines = open_memstream(&text, bytes);
     if (!lines) { run_error("out of memory while reading %s", path); }
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(model, "merges")) {
+    cJSON_ArrayForEach(item, json_get(model, "merges")) {
         const char *line = cJSON_GetStringValue(item);
         const char *left = cJSON_GetStringValue(cJSON_GetArrayItem(item, 0));
         const char *right = cJSON_GetStringValue(cJSON_GetArrayItem(item, 1));
@@ -407,7 +398,7 @@ static inline char *json_merges_text(const cJSON *json, const char *path, size_t
 // the added tokens of the files in the folder
 static inline void vocab_read_folder(VocabNames *v, const cJSON *config, const cJSON *added_tokens) {
     const cJSON *item;
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(config, "added_tokens_decoder")) {
+    cJSON_ArrayForEach(item, json_get(config, "added_tokens_decoder")) {
         cJSON *id = cJSON_CreateNumber(strtod(item->string, NULL));
         vocab_put_added(v, item, id);
         cJSON_Delete(id);
@@ -431,7 +422,7 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     const cJSON *item;
     if (folder) { tokenizer_check_config(config, folder); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
-    cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, cJSON_GetObjectItemCaseSensitive(item, "id")); }
+    cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
     vocab_read_folder(&v, config, added_tokens);
     Tokenizer t = tokenizer_of_names(&v);
     tokenizer_read_merges(&t, path, merges, bytes, true);
@@ -461,10 +452,10 @@ static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json)
     }
     size_t bytes;
     char *merges = json_merges_text(json, path, &bytes);
-    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "model"), "vocab");
+    const cJSON *vocab = json_get(json_get(json, "model"), "vocab");
     folder_of(folder, path);
-    Tokenizer t = tokenizer_build(vocab, cJSON_GetObjectItemCaseSensitive(json, "added_tokens"), path, path, merges,
-                                  bytes, file_is_of_folder(path) ? folder : NULL);
+    Tokenizer t = tokenizer_build(vocab, json_get(json, "added_tokens"), path, path, merges, bytes,
+                                  file_is_of_folder(path) ? folder : NULL);
     free(merges);
     return t;
 }
@@ -502,28 +493,44 @@ static inline void tokenizer_in_folder(char *path, const char *folder, char *why
     *path = 0;
 }
 
-// Prints a note if a tokenizer.json and the merges.txt beside it have other merges.
-static inline void tokenizer_print_conflict(const char *path) {
-    char merges[PATH_LENGTH];
-    size_t bytes, other_bytes;
-    path_with_ending(merges, path, "tokenizer.json", "merges.txt");
-    cJSON *json = *merges && access(merges, R_OK) == 0 ? try_read_json(path) : NULL;
-    if (!json) { return; }
-    char *text = json_merges_text(json, path, &bytes),
-         *other = read_whole_file(merges, TOKENIZER_MAX_FILE, &other_bytes);
-    const char *a = text, *b = other ? other : "";
-    if (strncmp(b, "\xef\xbb\xbf", 3) == 0) { b += 3; }
-    if (strncmp(b, "#version", 8) == 0) { b += strcspn(b, "\n") + (strchr(b, '\n') != NULL); }
-    for (; *a && *b; a++, b++) {
-        if (*b == '\r' && b[1] == '\n') { b++; }
-        if (*a != *b) { break; }
+// True if a merges file (text, which is changed) lists the merges of a tokenizer.
+static inline bool tokenizer_has_merges(const Tokenizer *t, char *text) {
+    char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    uint64_t *by_rank = tokenizer_merges_by_rank(t);
+    int rank = 0, same = 0;
+    text += strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    for (char *found; (found = strsep(&text, "\n")) != NULL;) {
+        found[strcspn(found, "\r")] = 0;
+        if (!*found || (rank == 0 && strncmp(found, "#version", 8) == 0)) { continue; }
+        line[rank < t->num_merges ? tokenizer_merge_line(t, by_rank[rank], line) : 0] = 0;
+        same += strcmp(found, line) == 0;
+        rank++;
     }
-    if (*b || strcmp(a, "\n") > 0) {
-        fprintf(stderr, "note      '%s' has other merges than '%s': the first is used\n", path, merges);
+    free(by_rank);
+    return same == t->num_merges && rank == same;
+}
+
+// Prints a note if the tokenizer.json that t was read from differs from the merges.txt or the vocab.json next to it.
+static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path) {
+    char other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    const cJSON *item;
+    size_t bytes;
+    path_with_ending(other, path, "tokenizer.json", "merges.txt");
+    char *merges = *other && t->merges ? read_whole_file(other, TOKENIZER_MAX_FILE, &bytes) : NULL;
+    if (!merges) { return; }
+    bool same = tokenizer_has_merges(t, merges);
+    path_with_ending(other, path, "tokenizer.json", "vocab.json");
+    cJSON *vocab = try_read_json(other);
+    cJSON_ArrayForEach(item, vocab) {
+        symbol[tokenizer_symbol(t, item->valueint, symbol)] = 0;
+        same = same && strcmp(item->string, symbol) == 0;
     }
-    free(text);
-    free(other);
-    cJSON_Delete(json);
+    if (!same) {
+        fprintf(stderr, "note      '%s' has other tokens than the merges.txt and vocab.json next to it: it is used\n",
+                path);
+    }
+    cJSON_Delete(vocab);
+    free(merges);
 }
 
 // Loads a merges file with the vocab.json next to it, tokenizer.json, vocab.json with the merges.txt next to it,
@@ -547,7 +554,7 @@ static inline Tokenizer tokenizer_open(const char *path) {
     cJSON *json = read_json(path);
     if (!json) { input_error("%s: there is no such file; check the path", path); }
     path_with_ending(other, path, "vocab.json", "merges.txt");
-    bool is_vocab = *other && !cJSON_GetObjectItemCaseSensitive(json, "model");
+    bool is_vocab = *other && !json_get(json, "model");
     if (is_vocab && access(other, F_OK) != 0) {
         input_error("%s is a vocabulary without '%s' next to it; put the merges of the same tokenizer there", path,
                     other);

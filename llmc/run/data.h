@@ -288,13 +288,13 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
             "%lld: give the same",
             file, T, (long long)seed, a->T, (long long)a->seed);
     }
-    bool held_out = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"));
+    bool held_out = json_true(state, "validation_held_out");
     if (held_out != !a->val_data) {
         input_error("'%s' was trained with%s -j and this run has %s: the training data differs; %s", file,
                     held_out ? "out" : "", held_out ? "one" : "none", held_out ? "leave out -j" : "give the same -j");
     }
-    const char *train = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
-    const char *val = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "validation_data"));
+    const char *train = json_string(state, "training_data");
+    const char *val = json_string(state, "validation_data");
     if (!train || strcmp(train, d->fingerprint) != 0) {
         input_error("the run of '%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
                     "-i %s, which gives %" PRIu64 "; give the files it was trained on, or start a new run from the "

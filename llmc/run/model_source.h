@@ -8,6 +8,7 @@ defines: ModelSource, model_source, hash_weights, check_trained, check_length, c
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/range.h"
 #include "llmc/run/train_args.h"

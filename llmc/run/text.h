@@ -129,7 +129,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
-    tokenizer_print_conflict(path);
+    tokenizer_print_conflict(tokenizer, path);
     drop_added_tokens(tokenizer, vocab_size);
     bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
     if (tokenizer->vocab_size > vocab_size || wrong_bytes) {

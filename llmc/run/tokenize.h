@@ -180,7 +180,7 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     char path[PATH_LENGTH];
     double started = now_seconds();
     Tokenizer tokenizer = tokenizer_open(a->tokenizer);
-    tokenizer_print_conflict(a->tokenizer);
+    tokenizer_print_conflict(&tokenizer, a->tokenizer);
     memset(&job, 0, sizeof job);
     if (!tokenizer.merges) {
         input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
