@@ -158,6 +158,12 @@ train() {
     "$trainer" "${@:2}" -b 1 -t 16 -x 1 -v 0 -s 0 >"$out" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
+# run_mode STATUS ARGUMENTS...: the same without flags of training
+run_mode() {
+    local status=0
+    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
 # index_of FILE: the index of a model in one safetensors file
 index_of() {
     python3 - "$1" <<'PYTHON'
@@ -188,7 +194,7 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     train 2 -i 'swapped_train_*.bin' -e run -o strange
     says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'run/step_0000"
     [ "$(wc -l <"$err")" -eq 1 ] && [ ! -e strange ] || echo "expected one sentence and no folder"
-    train 2 --eval swapped_val_000000.bin -e run
+    run_mode 2 --eval swapped_val_000000.bin -e run
     says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and the tokenizer is 'run/"
     mkdir files && cp run/step_00000002/{config.json,merges.txt,model.safetensors} files
     index_of files/model.safetensors >files/model.safetensors.index.json
@@ -206,7 +212,7 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     [ ! -s "$err" ] || cat "$err"
     train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
     train 0 -i 'swapped_train_*.bin' -e run --tokenizer run/step_00000002/merges.txt
-    train 0 --eval text -e run --tokenizer swapped.txt
+    run_mode 0 --eval text -e run --tokenizer swapped.txt
     train 0 -i 'whole_train_*.bin' -e run
     [ ! -s "$err" ] || cat "$err"
     cp -r run/step_00000002 malformed && rm malformed/manifest.json && echo "not merges" >malformed/merges.txt
@@ -229,7 +235,7 @@ report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     says "$err" "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)"
     "$trainer" -o larger -y 1 -x 3 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
     says "$out" "resumed   at step 2"
-    train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
+    run_mode 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
     says "$err" "tokenizer.json' has 256 tokens and the model 2757; give the model's own tokenizer"
 )"
 

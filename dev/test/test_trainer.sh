@@ -624,7 +624,7 @@ report "a full stdout gives exit 1" "$(
 )"
 report "--generate prefers -e to the run of -o; a run ignores merges.txt in the working folder" "$(
     run 0 --generate 9 -e whole --temperature 0 && cp "$out" of_whole
-    run 0 --generate 9 -e whole --temperature 0 -o hot_run -y 1
+    run 0 --generate 9 -e whole --temperature 0 -o hot_run
     same "$out" of_whole
     echo "not merges" >merges.txt
     run 0 -i good_0.bin -e l1h1c16 -b 1 -t 8 "${quiet[@]}" -x 1
@@ -674,7 +674,7 @@ refused "a model that fits with no flags" "too few; no flags make it fit" -i tex
 if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
-refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
+refused "--fit without training" "--generate does not use --fit" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \
     --plan --fit=all
 refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto all; found '5'" -i text -r 5

@@ -78,7 +78,7 @@ static const struct {
     WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
     FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
     FOREIGN("FEA1", "a Feather table", JSON_LINES),
-    FOREIGN("\xff\xff\xff\xff", "an Arrow stream of Hugging Face's datasets",
+    WITH("\xff\xff\xff\xff", "\x10", "an Arrow stream of Hugging Face's datasets",
      "write its text as JSON lines: dataset.to_json(\"my.jsonl\")"),
     FOREIGN("Obj\1", "an Avro table", JSON_LINES),
     FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),

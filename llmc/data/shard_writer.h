@@ -81,6 +81,7 @@ static inline int shard_lock(const char *out) {
     shard_path(part, out, 1, ".bin.part");
     for (;;) {
         int lock = open(part, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+        if (lock < 0 && errno == ELOOP && unlink(part) == 0) { continue; }  // a link: its target stays as it is
         if (lock < 0) {
             input_error("could not write '%s': %s; give a name in a folder that exists and can be written", part,
                         strerror(errno));

@@ -93,7 +93,7 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Evaluation"),
     COUNT("v", "val-every", val_every, "validate every N steps and at the end (default %s; 0 disables)"),
     INT("m", "val-batches", val_batches, -1, INT_MAX, "N",
-     "micro-batches per validation, shared by all ranks (default %s; -1 for all)"),
+     "micro-batches per validation, of all ranks (default %s; -1 for all)"),
     SWITCH("h", "hellaswag", hellaswag, "score HellaSwag at each validation (default %s: off)"),
     STRING(NULL, "eval", eval, "FILE",
      "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED),
@@ -123,7 +123,7 @@ static const Flag flag_table[] = {
     STRING(NULL, "tokenize", tokenize, "OUT",
      "write the text in -i as token shards OUT_*.bin; no training", NOT_RESUMED),
     STRING(NULL, "field", field, "NAME", "field of the text in JSON lines (default: text)", NOT_RESUMED),
-    COUNT(NULL, "skip-bad", skip_bad, "leave out up to N bad lines of JSON lines (default %s: the first is an error)"),
+    COUNT(NULL, "skip-bad", skip_bad, "leave out up to N bad lines of JSON (default %s: the first is an error)"),
     FLAG_WAS_REMOVED(NULL, "separator", "a line that is exactly <|endoftext|> separates documents"),
     FLAG_WAS_REMOVED(NULL, "shard-tokens", "a training shard has 100 million tokens"),
     REAL(NULL, "val-share", val_share, 0, 0.5, "X",
@@ -262,7 +262,7 @@ static const struct {
     {"train-bpe", "train-data output field skip-bad"},
 };
 enum { NUM_MODES = sizeof modes / sizeof modes[0] };
-#define MACHINE_FLAGS "device threads graph matmul-precision fuse-gelu gpu-log processes init-method"
+#define MACHINE_FLAGS "device threads graph matmul-precision fuse-gelu gpu-log offload processes init-method"
 
 // the row of modes of the first one given, or -1
 static inline int mode_without_training(const TrainArgs *a) {
