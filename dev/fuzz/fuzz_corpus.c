@@ -53,6 +53,7 @@ static void check_text(Corpus *c, FuzzBytes text) {
 static void check_json(Corpus *c, FuzzBytes text) {
     uint64_t number = 0;
     size_t at = 0;
+    if (text.size >= 3 && memcmp(text.data, "\xef\xbb\xbf", 3) == 0) { at = 3; }
     for (CorpusPiece piece; corpus_read(c, &piece);) {
         FuzzBytes line;
         do {
@@ -71,8 +72,9 @@ static void read_corpus(FuzzBytes input) {
     bool is_json = fuzz_choice(&input, 2) == 0;
     int times = is_json ? 1 : 1 + 2 * fuzz_choice(&input, 48);
     FuzzBytes text = repeat(input, times);
-    Corpus c = corpus_open("-i", fuzz_write(is_json ? "corpus.jsonl" : "corpus.txt", text), NULL, 0);
-    if (is_json) {
+    const char *path = fuzz_write(is_json ? "corpus.jsonl" : "corpus.txt", text);
+    Corpus c = corpus_open("-i", path, NULL, 0);
+    if (is_json || file_kind(path) == FILE_JSON) {
         check_json(&c, text);
     } else {
         check_text(&c, text);
