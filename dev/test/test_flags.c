@@ -166,6 +166,27 @@ TEST(test_refusals) {
         {"-", "unknown flag -;"},
         {"--=4", "unknown flag --=4;"},
         {"--%s%n 4", "unknown flag --%s%n;"},
+        // one of ours, spelled another way
+        {"--micro_batch=4",
+         "unknown flag --micro_batch=4; here it is -b N, or --micro-batch N; --help lists all flags"},
+        {"-micro-batch 4", "unknown flag -micro-batch; here it is -b N, or --micro-batch N; --help lists all flags"},
+        {"--b 4", "unknown flag --b; here it is -b N, or --micro-batch N; --help lists all flags"},
+        {"-x=-1", "unknown flag -x=-1; here it is -x N, or --max-steps N; --help lists all flags"},
+        {"-seed 4", "unknown flag -seed; here it is --seed N; --help lists all flags"},
+        {"-plan", "unknown flag -plan; here it is --plan[=FORMAT]; --help lists all flags"},
+        {"--check_twice", "unknown flag --check_twice; --help lists all flags"},
+        // another trainer's
+        {"--batch_size 4",
+         "unknown flag --batch_size; here it is -b N (--micro-batch), the sequences of a micro-batch; "
+         "--help lists all flags"},
+        {"--per-device-train-batch-size=4", "here it is -b N (--micro-batch)"},
+        {"-bs 4", "unknown flag -bs; here it is -b N"},
+        {"--dropout 0.1", "unknown flag --dropout; this trainer has no dropout: leave it out; --help lists all flags"},
+        {"--num_train_epochs 3", "here -x N (--max-steps) counts updates, and -x -1, the default, is one epoch"},
+        {"--fp16", "the type is chosen when building, make PRECISION=bf16"},
+        {"--wandb", "scripts/follow.py sends the metrics of -o"},
+        {"--batch", "unknown flag --batch; --help lists all flags"},
+        {"--bs|wd 4", "unknown flag --bs|wd; --help lists all flags"},
         // no value
         {"-b", "-b " TAKES_B "nothing follows it (--help lists all flags)"},
         {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it (--help lists all flags)"},

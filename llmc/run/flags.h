@@ -23,6 +23,7 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
+#include "llmc/run/other_names.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_REMOVED } FlagType;
 
@@ -82,6 +83,14 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     } else {
         snprintf(text, FLAG_TEXT, "%s", is_option ? "no value" : flag->value_name);
     }
+}
+
+// "--micro-batch N", "--plan[=json]", "--version"
+static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
+    const char *value = flag->value_name;
+    snprintf(text, FLAG_TEXT, "--%s", flag->name);
+    if (!value) { return; }
+    snprintf(text, FLAG_TEXT, flag->type == FLAG_OPTION ? "--%s[=%s]" : "--%s %s", flag->name, value);
 }
 
 // ---- the value of a row
@@ -163,6 +172,34 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
+// the name in an argument, without dashes before it or a value after =, and with - for _
+static inline void flag_plain_name(char name[FLAG_TEXT], const char *argument) {
+    argument += strspn(argument, "-");
+    snprintf(name, FLAG_TEXT, "%.*s", (int)strcspn(argument, "="), argument);
+    for (char *c = name; *c; c++) { *c = *c == '_' ? '-' : *c; }
+}
+
+// Stops at an argument that is no flag, and names the flag that does its job, if there is one.
+__attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *argument) {
+    char name[FLAG_TEXT], usage[FLAG_TEXT];
+    flag_plain_name(name, argument);
+    for (int i = 0; i < count; i++) {  // our own, spelled another way: --top_k, -micro-batch, --b, -b=4
+        const Flag *flag = &table[i];
+        const char *letter = flag->letter ? flag->letter : "", *value = flag->value_name ? flag->value_name : "";
+        bool is_ours = *name && !flag_has_no_value(flag) && (!strcmp(letter, name) || !strcmp(flag->name, name));
+        if (!is_ours) { continue; }
+        flag_usage_text(flag, usage);
+        if (!*letter) { input_error("unknown flag %s; here it is %s; --help lists all flags", argument, usage); }
+        input_error("unknown flag %s; here it is -%s %s, or %s; --help lists all flags", argument, letter, value,
+                    usage);
+    }
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
+        if (flag_choice_index(other_names[i].names, name) < 0) { continue; }
+        input_error("unknown flag %s; %s; --help lists all flags", argument, other_names[i].answer);
+    }
+    input_error("unknown flag %s; --help lists all flags", argument);
+}
+
 // Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
 static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv) {
     const char *argument = argv[0];
@@ -174,7 +211,7 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     // only a long name can be followed by =
     int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
     const Flag *flag = flag_find(table, count, argument, (size_t)length);
-    if (!flag) { input_error("unknown flag %s; --help lists all flags", argument); }
+    if (!flag) { flag_unknown(table, count, argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_REMOVED) { input_error("%.*s was removed: %s", length, argument, flag->help); }
     if (flag->type == FLAG_OPTION && !joined) {
@@ -202,14 +239,6 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
 // ---- help
 
 enum { HELP_LETTERS = 2, HELP_USAGE = 20 };  // widths of the first two columns
-
-// "--micro-batch N", "--plan[=json]", "--version"
-static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
-    const char *value = flag->value_name;
-    snprintf(text, FLAG_TEXT, "--%s", flag->name);
-    if (!value) { return; }
-    snprintf(text, FLAG_TEXT, flag->type == FLAG_OPTION ? "--%s[=%s]" : "--%s %s", flag->name, value);
-}
 
 // One line per flag: letter, name and value, and what it does. Headings separate the groups.
 static inline void flags_print_help(FILE *file, const char *usage, const Flag *table, int count, const void *defaults) {
