@@ -714,8 +714,8 @@ TEST(test_signals_in_matmuls) {
     timer_delete(timer);
     for (int i = 0; i < N * C; i++) { assert_true(to_real(din[i]) == 0); }
     for (int i = 0; i < OC * C; i++) { assert_true(dweight[i] == 0); }
-    const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-    for (int i = 0; i < 4; i++) { signal(caught[i], SIG_DFL); }
+    const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+    for (size_t i = 0; i < LEN(caught); i++) { signal(caught[i], SIG_DFL); }
     free(dout);
     free(in);
     free(weight);

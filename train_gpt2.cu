@@ -1144,31 +1144,32 @@ static void advance(Run *run) {
 // The training loop. At a pause the checkpoint comes first: a scheduler that stops the run may kill it before a long
 // evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
-    Run run;
-    run_open(&run, a, host);
+    Run *run = (Run *)xmalloc(sizeof *run);  // 41 KiB, a third of a small stack
+    run_open(run, a, host);
     catch_signals();
-    print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
-                 run.max_steps);
-    run.started = now_seconds();
-    long long sampled = run.step;
+    print_banner(a, run->backend, &run->model.config, &run->model.options, &run->data, run->groups.world, run->step,
+                 run->max_steps);
+    run->started = now_seconds();
+    long long sampled = run->step;
     for (bool ending = false; !ending;) {
-        const char *reason = stop_reason(&run);
-        ending = *reason || run.step >= run.max_steps;
-        if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
-        if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
-        check_skips(a, &run.outliers, &run.log, run.saved, ending);
-        if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
-        if (evaluation_due(&run.evaluations, a, run.step, ending)) {
-            evaluate(&run, ending);
-            mark_done(&run, ending);
+        const char *reason = stop_reason(run);
+        ending = *reason || run->step >= run->max_steps;
+        if (*reason) { logger_stopped(&run->log, run->step, run->max_steps, reason); }
+        if (run->step > run->saved && is_due(run->step, a->checkpoint_every, ending)) { save_step(run, ending); }
+        check_skips(a, &run->outliers, &run->log, run->saved, ending);
+        if (ending && agreed_signal(run->groups.world)) { break; }  // no evaluation after a signal
+        if (evaluation_due(&run->evaluations, a, run->step, ending)) {
+            evaluate(run, ending);
+            mark_done(run, ending);
         }
-        if (run.step > sampled && is_due(run.step, a->sample_every, ending)) {
-            show_sample(&run);
-            sampled = run.step;
+        if (run->step > sampled && is_due(run->step, a->sample_every, ending)) {
+            show_sample(run);
+            sampled = run->step;
         }
-        if (!ending && !*stop_reason(&run)) { advance(&run); }
+        if (!ending && !*stop_reason(run)) { advance(run); }
     }
-    run_close(&run);
+    run_close(run);
+    free(run);
 }
 
 // --generate and --eval, of the trained model of -e. Notes go to stderr: stdout has the text or the scores alone.
@@ -1209,9 +1210,7 @@ static void use_trained(TrainArgs *a, Comm *host) {
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
 int main(int argc, char **argv) {
-    limit_spinning(argv);
-    omp_set_dynamic(0);        // --threads is the number of threads
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
+    start_process(argv);
     if (self_check_is_child(argc, argv)) { return self_check_child(argv, &cpu_backend, gpu_backend); }
     Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;

@@ -398,16 +398,18 @@ report "rank 0 hangs" "$(TEST_TIMEOUT=5 strike STOP 0 1 2 && no_answer 0)"
 report "the run resumes after rank 0 hangs" "$(resumes)"
 report "rank 1 of -tp 3 hangs" "$(TEST_TIMEOUT=5 strike STOP 1 1 2 -tp 3 && no_answer 1)"
 report "the run resumes after rank 1 of -tp 3 hangs" "$(resumes)"
-report "a signal that mpirun passes on stops all ranks with a checkpoint" "$(
-    timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o signalled \
-        >"$out" 2>&1 </dev/null &
-    job=$!
-    until [ -s signalled/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
-    kill -USR1 "$(pgrep -P "$job")" # mpirun, the child of timeout
-    wait "$job" || echo "exit status $?, expected 0"
-    says 'told to end by a signal'
-    compgen -G 'signalled/step_*' >/dev/null || echo "no checkpoint"
-)"
+for signal in USR1 USR2; do
+    report "SIG$signal, which mpirun passes on, stops all ranks with a checkpoint" "$(
+        timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o by_$signal \
+            >"$out" 2>&1 </dev/null &
+        job=$!
+        until [ -s by_$signal/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+        kill -s $signal "$(pgrep -P "$job")" # mpirun, the child of timeout
+        wait "$job" || echo "exit status $?, expected 0"
+        says 'told to end by a signal'
+        compgen -G "by_$signal/step_*" >/dev/null || echo "no checkpoint"
+    )"
+done
 report "a signal to one rank stops all ranks with a checkpoint" "$(
     strike TERM 1 0 2
     says 'told to end by SIGTERM'

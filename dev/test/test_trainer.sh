@@ -199,9 +199,16 @@ ends_on() {
     run 0 "${long[@]}" -x $((last + 2)) -o "$2" -y 1
     equal "$(steps "$2")" "$(seq -s ' ' 1 $((last + 2)))"
 }
-report "SIGTERM and SIGINT stop a run with a checkpoint" "$(
+report "SIGTERM, SIGINT and SIGUSR2 stop a run with a checkpoint" "$(
     ends_on TERM terminated
     ends_on INT interrupted
+    ends_on USR2 requested
+)"
+report "the soft limit of CPU time stops a run with a checkpoint" "$(
+    (ulimit -S -t 1 && exec "$trainer" "${tiny[@]}" -x 100000000 -n 100000000 -o out_of_time) >"$out" 2>"$err"
+    equal $? 0
+    matches "$out" '^stopped at step [0-9]+ of 100000000: out of CPU time \(SIGXCPU\)'
+    equal "$(checkpoints out_of_time | wc -w)" 1
 )"
 # SIGSTOP holds the program until both signals are pending, so that they arrive together on a busy machine too
 report "two signals at the same time count as one" "$(ends_on "STOP TERM INT CONT" both)"
@@ -226,20 +233,26 @@ report "a signal stops a run within a validation or a step" "$(
 )"
 # cpu_time PROCESS: CPU time in hundredths of a second
 cpu_time() { awk '{ print $14 + $15 }' "/proc/$1/stat" 2>/dev/null || echo 999999; }
-report "a second signal ends the program at once" "$(
+# ended_by STATUS SIGNALS...: a run that receives the signals in a step of 10 s, after which the first alone would stop
+# it, exits with STATUS
+ended_by() {
+    local signal in_step
     : >"$out"
-    # a step of 10 s: the first signal alone would stop the run after the step
     "$trainer" -i long_text -e l8h8c512 -b 16 -t 512 -r 4 "${quiet[@]}" -x 1000 >"$out" 2>"$err" &
     started "$out" '^machine'
     in_step=$(($(cpu_time $!) + 50))
     while [ "$(cpu_time $!)" -lt "$in_step" ]; do sleep 0.02; done
     # signals within 0.2 s of the first count as the first
-    for ((i = 0; i < 3; i++)); do
-        kill -s TERM $! 2>/dev/null || break
+    for signal in "${@:2}"; do
+        kill -s "$signal" $! 2>/dev/null || break
         sleep 0.3
     done
     wait $!
-    equal $? 143
+    equal $? "$1"
+}
+report "a second signal ends the program at once, but for SIGXCPU, which repeats" "$(
+    ended_by 143 TERM TERM TERM
+    ended_by 143 XCPU XCPU XCPU TERM
 )"
 report "a run directory accepts one run at a time" "$(
     "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 1 -o shared >first.out 2>first.err &
@@ -685,6 +698,42 @@ refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${
 refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
 refused "an unknown flag" "unknown flag --learning-rat; --help lists all flags" --learning-rat 1
+report "the answers to unknown flags name flags of --help" "$(
+    "$trainer" --help >"$out"
+    answers=$(grep -E '"(here|the type)' "$(dirname "$golden")/../../llmc/run/other_names.h")
+    mapfile -t named < <(grep -oE -- ' \(?--?[a-z][-a-z0-9]*' <<<"$answers" | tr -d ' (' | sort -u)
+    holds "${#named[@]} > 30"
+    for name in "${named[@]}"; do matches "$out" "^ .*[ ]$name "; done
+)"
+OMP_NUM_THREADS=999999 refused "too many threads" "OMP_NUM_THREADS asks for 999999 threads, expected at most 1024" \
+    "${tiny[@]}" -x 1
+report "too many threads, but --threads" "$(OMP_NUM_THREADS=999999 run 0 "${tiny[@]}" -x 1 --threads 2)"
+report "threads that the system refuses" "$(
+    # the stacks of 1024 threads take 8 GiB
+    ulimit -S -s 8192
+    ulimit -v 1500000
+    run 1 "${tiny[@]}" -x 1 --device cpu --threads 1024
+    one_line "$err"
+    matches "$err" 'the system started [0-9]+ threads, expected 1024 \(Resource temporarily unavailable\): give a smaller'
+)"
+report "a small stack" "$(
+    ulimit -s 128
+    small=("${tiny[@]}" --device cpu --threads 2)
+    run 0 "${small[@]}" -x 2 -n 1 -v 1 -s 1 -o little
+    run 0 -o little -y 1 -x 3 --threads 2
+    run 0 --eval text -e little --threads 2
+    run 0 --generate 3 -e little --threads 2
+    run 0 --export gguf -e little -o little.gguf --threads 2
+    run 0 --train-bpe 300 -i text -o merged --threads 2
+    run 0 --tokenize merged/shards -i text --tokenizer merged/merges.txt --threads 2
+    run 1 "${small[@]}" -x 1 --threads 1024
+    says "$err" "the stack is limited to 128 KiB, expected at least 248 for 1024 threads: raise it with ulimit -s 8192"
+    ulimit -s 64
+    run 1 "${small[@]}" -x 1
+    one_line "$err"
+    says "$err" "the stack is limited to 64 KiB, expected at least 120"
+    run 0 --version
+)"
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1

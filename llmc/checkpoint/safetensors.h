@@ -281,11 +281,11 @@ static inline void safetensors_check_real(const SafeTensors *st, const SafeTenso
 static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor *t, uint64_t first_element, real *out,
                                          size_t count) {
     union {
-        unsigned char bytes[65536];
-        double f64[8192];
-        float f32[16384];
-        bf16 b16[32768];
-        uint16_t f16[32768];
+        unsigned char bytes[16384];
+        double f64[2048];
+        float f32[4096];
+        bf16 b16[8192];
+        uint16_t f16[8192];
     } block;
     safetensors_check_real(st, t);
     size_t element_size = dtype_size(t->dtype), max = sizeof block / element_size;

@@ -2,10 +2,10 @@
 The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
 signals that end a run with a checkpoint.
 defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine,
-         limit_spinning, catch_signals, agreed_signal, signal_text
+         start_process, catch_signals, agreed_signal, signal_text
 
-The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1, which mpirun forwards without killing the
-ranks. A second signal ends the program at once.
+The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends), SIGXCPU (the soft limit of CPU time), and SIGUSR1 and
+SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends the program at once.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -21,7 +21,9 @@ ranks. A second signal ends the program at once.
 #include "llmc/run/train_args.h"
 #include <inttypes.h>
 #include <omp.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct {
@@ -138,6 +140,49 @@ static inline void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
+static inline void *wait_at_gate(void *gate) {
+    pthread_mutex_lock((pthread_mutex_t *)gate);
+    pthread_mutex_unlock((pthread_mutex_t *)gate);
+    return NULL;
+}
+
+// Starts threads that are all alive at once, until the system refuses one. Returns their number, and why in *error.
+static inline int count_threads(int wanted, int *error) {
+    pthread_t *threads = (pthread_t *)xmalloc((size_t)wanted * sizeof *threads);
+    pthread_mutex_t gate;
+    int started = 0;
+    pthread_mutex_init(&gate, NULL);
+    pthread_mutex_lock(&gate);
+    while (started < wanted && (*error = pthread_create(&threads[started], NULL, wait_at_gate, &gate)) == 0) {
+        started++;
+    }
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < started; i++) { pthread_join(threads[i], NULL); }
+    free(threads);
+    return started;
+}
+
+// libgomp crashes at too many threads, or at too small a stack, where it keeps an array of the threads. If the system
+// refuses a thread, it ends the program in its own words.
+static inline void check_threads(void) {
+    enum { MAX_THREADS = 1024 };
+    int threads = omp_get_max_threads(), min_stack = 120 + threads / 8, error = 0;  // KiB: measured, with a margin
+    struct rlimit stack;
+    if (threads > MAX_THREADS && threads > omp_get_num_procs()) {
+        input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
+                    threads, MAX_THREADS);
+    }
+    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur >> 10 < (rlim_t)min_stack) {
+        run_error("the stack is limited to %llu KiB, expected at least %d for %d threads: raise it with ulimit -s 8192",
+                  (unsigned long long)stack.rlim_cur >> 10, min_stack, threads);
+    }
+    int started = count_threads(threads, &error);
+    if (error) {
+        run_error("the system started %d threads, expected %d (%s): give a smaller --threads, or raise ulimit -u or -v",
+                  started, threads, strerror(error));
+    }
+}
+
 // Silences all ranks but rank 0, and divides the cores of a machine among its ranks.
 static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
@@ -146,6 +191,7 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     int ranks_here = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / ranks_here;
     if (ranks_here > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
+    if (!a->help && !a->version && !a->plan) { check_threads(); }
 }
 
 // Lets idle OpenMP threads spin only briefly. Long spinning uses up the time slice that another thread needs: with two
@@ -161,19 +207,27 @@ static inline void limit_spinning(char **argv) {
     execv(path, argv);  // if it fails, we go on with long spinning
 }
 
+// The first call of main.
+static inline void start_process(char **argv) {
+    limit_spinning(argv);
+    omp_set_dynamic(0);        // --threads is the number of threads
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
+}
+
 // ---- signals
 
 // Globals: a signal handler has no argument.
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
 
-// Two signals within 0.2 s count as one, since `timeout` signals both the program and its group.
+// Two signals within 0.2 s count as one, since `timeout` signals both the program and its group. SIGXCPU comes again
+// after each second of CPU time until the hard limit.
 static inline void handle_signal(int signal_number) {
     const double one_signal = 0.2;  // seconds
     if (!received_signal) {
         received_at = now_seconds();
         received_signal = signal_number;
-    } else if (now_seconds() - received_at > one_signal) {
+    } else if (signal_number != SIGXCPU && now_seconds() - received_at > one_signal) {
         signal(signal_number, SIG_DFL);
         raise(signal_number);
     }
@@ -181,8 +235,8 @@ static inline void handle_signal(int signal_number) {
 
 // A signal that was ignored when the program started, as under nohup, stays ignored.
 static inline void catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
-    for (int i = 0; i < count; i++) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = handle_signal;
@@ -200,5 +254,6 @@ static inline const char *signal_text(int signal_number) {
     return signal_number == 0         ? ""
            : signal_number == SIGINT  ? "interrupted"
            : signal_number == SIGTERM ? "told to end by SIGTERM"
+           : signal_number == SIGXCPU ? "out of CPU time (SIGXCPU)"
                                       : "told to end by a signal";
 }
