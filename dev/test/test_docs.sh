@@ -129,9 +129,9 @@ trouble_of() {
     eval "words=($1
     )" 2>"$out" || { cat "$out" && return; }
     while [[ ${words[0]} =~ ^[A-Z_]+= ]]; do words=("${words[@]:1}"); done
-    if [ "${words[0]}" = mpirun ]; then
+    if [[ ${words[0]} =~ ^(mpirun|srun)$ ]]; then
         while [ ${#words[@]} -gt 1 ] && [ "${words[0]}" != ./train_gpt2 ]; do
-            [ "${words[0]}" != -np ] || ranks=${words[1]}
+            [[ ! ${words[0]} =~ ^-np?$ ]] || ranks=${words[1]}
             words=("${words[@]:1}")
         done
     fi

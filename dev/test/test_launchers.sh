@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/multi_node: stubs of mpirun, srun and train_gpt2 log the commands. Both launchers must give the same flags.
-#   dev/test/test_launchers.sh
+# Then the trainer in the environment of a launcher that did not connect it to other ranks.
+#   TRAINER=./train_gpt2 dev/test/test_launchers.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -9,6 +10,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/here/scripts" "$folder/bin"
 cp -r scripts/multi_node "$folder/here/scripts/"
+trainer=$(realpath "${TRAINER:-./train_gpt2}") root=$PWD
 export LOG=$folder/log PATH=$folder/bin:$PATH
 unset DATA
 
@@ -65,5 +67,73 @@ report "slurm.sbatch" "$(
     for option in --kill-on-bad-exit=1 --mpi=none --cpus-per-task=6; do has "$LOG.options" "srun $option"; done
     [ -d runs/meetings ] || echo "the folder of the id was not created"
     run_flags | cmp - "$folder/by_mpirun"
+)"
+
+# ---- the trainer, alone in the environment of a launcher
+
+cd "$folder" && seq 1 1500 >text
+tiny=(-i text -e l1h2c16 -b 2 -t 16 -v 0 -s 0 -x 1)
+# mode STATUS ENVIRONMENT FLAGS...: the trainer with VARIABLE=VALUE words as environment exits with STATUS
+mode() {
+    local variables
+    read -ra variables <<<"$2"
+    launch "$1" env "${variables[@]}" "$trainer" "${@:3}"
+}
+# refused by a variable, the first word; the rest of the environment
+while read -r variable others; do
+    report "alone: $variable $others" "$(
+        mode 2 "$variable $others" "${tiny[@]}" -o run
+        has "$folder/out" "train_gpt2: $variable means several ranks, but this process found one"
+        has "$folder/out" ", or give -pn 1 to run it alone"
+        [ "$(wc -l <"$folder/out")" -eq 1 ] || echo "expected one line in: $(cat "$folder/out")"
+        [ ! -e run ] || echo "the run directory was created"
+        mode 0 "$variable $others" "${tiny[@]}" -pn 1
+    )"
+done <<'END'
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0
+PMI_SIZE=4 PMI_RANK=0 PMI_FD=9
+PMIX_RANK=1 PMIX_NAMESPACE=job.0
+SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_JOB_ID=7 SLURM_STEP_ID=0
+SLURM_NTASKS=2 SLURM_PROCID=0
+SLURM_NTASKS=2 SLURM_PROCID=1 SLURM_JOB_ID=7
+WORLD_SIZE=2 RANK=0 LOCAL_RANK=0
+END
+# one process: a world of one, sbatch's script, salloc's shell, a step of one task in a larger job, torch's size alone
+while read -r variables; do
+    report "accepted: $variables" "$(mode 0 "$variables" "${tiny[@]}")"
+done <<'END'
+OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0
+PMI_SIZE=1 PMI_RANK=0
+PMIX_RANK=0 PMIX_NAMESPACE=job.0
+SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_PROCID=0 SLURM_LOCALID=0
+SLURM_JOB_ID=7 SLURM_NTASKS=8
+SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
+WORLD_SIZE=2
+END
+report "every mode stops, but --plan, --help and --version" "$(
+    for flags in "--generate 3 -e none" "--eval text -e none" "--train-bpe 300 -i text -o words" --self-check; do
+        read -ra flags <<<"$flags"
+        mode 2 PMI_SIZE=2 "${flags[@]}"
+        has "$folder/out" "PMI_SIZE=2 means several ranks"
+    done
+    for flags in --plan --help --version; do mode 0 PMI_SIZE=2 $flags; done
+    mode 2 PMI_SIZE=2 "${tiny[@]}" -pi fs -pn 2
+    has "$folder/out" "-pi fs needs a folder"
+)"
+cat >alone.c <<'END'
+#include "llmc/run/flag_table.h"
+int main(int argc, char **argv) {
+    TrainArgs args;
+    read_flags(&args, argc, argv);
+    args_set_ranks(&args, comm_open());
+}
+END
+report "a program without MPI" "$(
+    cc -std=gnu11 -D_GNU_SOURCE -DPRECISION_FP32 -I"$root" -w -fopenmp alone.c -o alone -lcjson -lm 2>&1
+    trainer=./alone
+    mode 2 OMPI_COMM_WORLD_SIZE=2
+    has "$folder/out" "OMPI_COMM_WORLD_SIZE=2 means several ranks, but this process found one, because this program was \
+built without MPI: install Open MPI (libopenmpi-dev) and run make again, or give -pn 1 to run it alone"
+    mode 0 OMPI_COMM_WORLD_SIZE=2 -pn 1
 )"
 end_tests

@@ -82,6 +82,7 @@ struct Comm {
     int rank, size;        // in this group
     int local_rank;        // among the world's ranks on this machine; chooses the GPU
     int gpu_ranks;         // of the world: ranks on this rank's GPU, which divide its memory
+    const char *launcher;  // of comm_open's world: comm_launcher
     // Bytes this rank sends in the group's collectives, by the formulas of common/range.h; comm_max is not counted. A
     // captured collective counts once, at its capture: graph launches change neither sent_bytes nor calls.
     uint64_t sent_bytes;

@@ -53,11 +53,7 @@ static inline void mpi_stop(void *ctx, int status, const char *sentence) {
     }
     int first_here = world->rank - world->local_rank;
     usleep(first_here < 100 ? 20000 * (useconds_t)first_here : 2000000);  // an earlier machine ends this one
-    if (world->size > 1) {
-        fprintf(stderr, "train_gpt2: rank %d: %s\n", world->rank, sentence);
-    } else {
-        fprintf(stderr, "train_gpt2: %s\n", sentence);
-    }
+    fprintf(stderr, "train_gpt2: rank %d: %s\n", world->rank, sentence);
     MPI_Abort(MPI_COMM_WORLD, status);
     _exit(status);
 }
@@ -355,7 +351,7 @@ static inline Comm *comm_mpi_open(void) {
     comm->mpi->is_world = true;
     comm->mpi->owns_buffers = true;
     comm->mpi->received = (char *)host_allocate(COMM_PIECE_BYTES);
-    StopHook hook = {mpi_stop, comm};
+    StopHook hook = {comm->size > 1 ? mpi_stop : NULL, comm};  // MPI_Abort adds a paragraph to the error
     *stop_hook() = hook;
     return comm;
 }

@@ -1,7 +1,7 @@
 /*
 Opens the world: the communicator follows from the launcher, the build and the device.
-defines: COMM_INIT_MPI, COMM_INIT_FILE, COMM_INITS, comm_open, comm_open_for, comm_open_by_file, comm_backends, RankGpu,
-         comm_same_card, comm_gpu_ranks
+defines: COMM_INIT_MPI, COMM_INIT_FILE, COMM_INITS, comm_launcher, comm_open, comm_open_for, comm_open_by_file,
+         comm_backends, RankGpu, comm_same_card, comm_gpu_ranks
     Comm *host = comm_open();                    first: afterwards, one rank reports an error for all
     ... flags ...
     Comm *world = comm_open_for(device, host);   before the first device allocation; -pi fs: comm_open_by_file
@@ -31,19 +31,44 @@ defines: COMM_INIT_MPI, COMM_INIT_FILE, COMM_INITS, comm_open, comm_open_for, co
 enum { COMM_INIT_MPI, COMM_INIT_FILE };  // -pi, in the order of COMM_INITS
 #define COMM_INITS "mpi fs"
 
+// The variable that has the number of Slurm's tasks. sbatch's script and salloc's shell are one process each, and not a
+// step, though SLURM_NTASKS is set for the steps that they start.
+static inline const char *slurm_tasks(void) {
+    const char *rank = getenv("SLURM_PROCID");
+    bool is_shell = getenv("SLURM_JOB_ID") && !getenv("SLURM_STEP_ID") && (!rank || atoi(rank) == 0);
+    return is_shell || getenv("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+}
+
+// The NAME=VALUE of the environment which says that a launcher started this process as one of several; NULL if none.
+static inline const char *comm_launcher(void) {
+    const struct {
+        const char *name, *with;  // another variable that must be set; NULL: none
+        int several;              // the value from which on there are several processes
+    } variables[] = {
+        {"OMPI_COMM_WORLD_SIZE", NULL, 2},
+        {"PMI_SIZE", NULL, 2},  // mpirun of Open MPI, of MPICH
+        {"PMIX_RANK", NULL, 1},
+        {slurm_tasks(), "SLURM_PROCID", 2},
+        {"WORLD_SIZE", "RANK", 2},  // torchrun
+    };
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *value = getenv(variables[i].name), *with = variables[i].with;
+        bool several = value && atoi(value) >= variables[i].several && (!with || getenv(with));
+        if (several) { return value - strlen(variables[i].name) - 1; }
+    }
+    return NULL;
+}
+
 // The world of all ranks that mpirun started, on host memory. Call it before the first possible error.
 static inline Comm *comm_open(void) {
+    const char *launcher = comm_launcher();  // before MPI sets PMIX_RANK
 #ifdef HAVE_MPI
-    if (mpi_started()) { return comm_mpi_open(); }
+    Comm *host = mpi_started() ? comm_mpi_open() : comm_single(&cpu_device);
 #else
-    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
-    if (size && atoi(size) > 1) {
-        input_error("mpirun started %s ranks, but this program was built without MPI: install Open MPI "
-                    "(libopenmpi-dev) and run make again, or start without mpirun",
-                    size);
-    }
+    Comm *host = comm_single(&cpu_device);
 #endif
-    return comm_single(&cpu_device);
+    host->launcher = launcher;
+    return host;
 }
 
 // the GPU of a rank

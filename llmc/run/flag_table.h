@@ -352,7 +352,15 @@ static inline void args_check(const TrainArgs *a) {
 
 // ---- from the command line and config.json
 
-// Sets the number of ranks and this rank, from mpirun or from -pn and -pr. host: the ranks that mpirun started
+#ifdef HAVE_MPI
+#define LAUNCHER_ADVICE ": start them with the mpirun of the MPI in --version, or with -pi fs (doc/parallel.md)"
+#else
+#define LAUNCHER_ADVICE                                                                                                \
+    ", because this program was built without MPI: install Open MPI (libopenmpi-dev) and run make again"
+#endif
+
+// Sets the number of ranks and this rank, from mpirun or from -pn and -pr. host: the ranks that mpirun started. -pn 1
+// is a single rank on purpose.
 static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (a->init_method != COMM_INIT_MPI) {
         if (host->size == 1) { return; }
@@ -362,6 +370,12 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (other_number && !(a->plan && host->size == 1)) {
         input_error("-pn %d, but %d started: start %d ranks with mpirun -np %d, or give -pi fs", a->num_processes,
                     host->size, a->num_processes, a->num_processes);
+    }
+    bool alone_on_purpose = a->num_processes == 1 || a->plan || a->help || a->version;
+    if (host->size == 1 && host->launcher && !alone_on_purpose) {
+        input_error("%s means several ranks, but this process found one" LAUNCHER_ADVICE
+                    ", or give -pn 1 to run it alone",
+                    host->launcher);
     }
     if (host->size > 1) { a->num_processes = host->size; }
     a->rank = host->rank;
