@@ -84,13 +84,10 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 // tokenizer_config.json names end-of-text, so the file does, in a key of our own at which transformers wonders aloud.
 static inline int tokenizer_write_json(const Tokenizer *t, const char *path, bool alone) {
     static const char format[] =
-        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],\"normalizer\":null,"
-        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
-        ","
-        "\"post_processor\":null,"
-        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
-        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
-        "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{},\"merges\":[]}}";
+        "{\"version\":\"1.0\",\"added_tokens\":[],\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
+        "\"trim_offsets\":true,\"use_regex\":true},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":"
+        "false,"
+        "\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}";
     char text[4 * TOKENIZER_MAX_TOKEN_BYTES + 2];
     cJSON *json = cJSON_Parse(format), *model = cJSON_GetObjectItem(json, "model");
     cJSON *vocab = cJSON_GetObjectItem(model, "vocab"), *merges = cJSON_GetObjectItem(model, "merges");
@@ -395,35 +392,38 @@ static inline char *json_merges_text(const cJSON *json, const char *path, size_t
     return text;
 }
 
-// the added tokens of the files in the folder
-static inline void vocab_read_folder(VocabNames *v, const cJSON *config, const cJSON *added_tokens) {
+// Adds the tokens of added_tokens.json that no other file described.
+static inline void vocab_read_added(VocabNames *v, const cJSON *added_tokens) {
     const cJSON *item;
-    cJSON_ArrayForEach(item, json_get(config, "added_tokens_decoder")) {
-        cJSON *id = cJSON_CreateNumber(strtod(item->string, NULL));
-        vocab_put_added(v, item, id);
-        cJSON_Delete(id);
-    }
     cJSON_ArrayForEach(item, added_tokens) {
-        int special = name_is_special(item->string, strlen(item->string)) ? TOKEN_SPECIAL : 0;
-        double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
-        bool known = id >= 0 && id < v->count && v->kinds[(int)id];
+        int special = name_is_special(item->string, strlen(item->string)) ? TOKEN_SPECIAL : 0, id = item->valueint;
+        bool known = id >= 0 && id < v->count && v->kinds[id];
         if (!known) { vocab_put(v, item->string, item, TOKEN_ADDED | special); }
     }
 }
 
-// The tokenizer of a vocabulary, of the added tokens and of merges in text form. path: of the merges. folder: with
-// tokenizer_config.json and the like; NULL: none
+// The tokenizer of a vocabulary and of merges in text form, with the added tokens of tokenizer.json (NULL: none). path:
+// of the merges; if it is named as Hugging Face's programs expect, the other files in its folder count too.
 static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, const char *vocab_path,
-                                        const char *path, const char *merges, size_t bytes, const char *folder) {
+                                        const char *path, const char *merges, size_t bytes) {
     VocabNames v = {vocab_path, (const char **)xcalloc(TOKENIZER_MAX_VOCAB, sizeof(char *)),
                     (uint8_t *)xcalloc(TOKENIZER_MAX_VOCAB, 1), 0, -1};
+    char folder_path[PATH_LENGTH];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *folder = NULL;
+    const cJSON *item;
+    folder_of(folder_path, path);
+    if (strcmp(name, "merges.txt") == 0 || strcmp(name, "tokenizer.json") == 0) { folder = folder_path; }
     cJSON *config = folder ? json_in(folder, "tokenizer_config.json") : NULL;
     cJSON *added_tokens = folder && !added ? json_in(folder, "added_tokens.json") : NULL;
-    const cJSON *item;
     if (folder) { tokenizer_check_config(config, folder); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
-    vocab_read_folder(&v, config, added_tokens);
+    cJSON_ArrayForEach(item, json_get(config, "added_tokens_decoder")) {
+        cJSON *id = cJSON_CreateNumber(strtod(item->string, NULL));
+        vocab_put_added(&v, item, id);
+        cJSON_Delete(id);
+    }
+    vocab_read_added(&v, added_tokens);
     Tokenizer t = tokenizer_of_names(&v);
     tokenizer_read_merges(&t, path, merges, bytes, true);
     tokenizer_find_special(&t);
@@ -435,14 +435,9 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     return t;
 }
 
-// True if the file has a name by which Hugging Face's programs find it, and so the other files in its folder.
-static inline bool file_is_of_folder(const char *path) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    return strcmp(name, "merges.txt") == 0 || strcmp(name, "tokenizer.json") == 0;
-}
-
 static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json) {
-    char foreign[PATH_LENGTH], folder[PATH_LENGTH];
+    char foreign[PATH_LENGTH];
+    size_t bytes;
     if (tokenizer_json_is_bytes(json)) { return tokenizer_bytes(); }
     json_find_foreign(foreign, json);
     if (*foreign) {
@@ -450,25 +445,19 @@ static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json)
                     "program",
                     path, foreign);
     }
-    size_t bytes;
     char *merges = json_merges_text(json, path, &bytes);
-    const cJSON *vocab = json_get(json_get(json, "model"), "vocab");
-    folder_of(folder, path);
-    Tokenizer t = tokenizer_build(vocab, json_get(json, "added_tokens"), path, path, merges, bytes,
-                                  file_is_of_folder(path) ? folder : NULL);
+    const cJSON *vocab = json_get(json_get(json, "model"), "vocab"), *added = json_get(json, "added_tokens");
+    Tokenizer t = tokenizer_build(vocab, added, path, path, merges, bytes);
     free(merges);
     return t;
 }
 
 static inline Tokenizer tokenizer_load_with_vocab(const char *path, const char *vocab_path) {
-    char folder[PATH_LENGTH];
     size_t bytes;
     char *merges = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
     cJSON *vocab = read_json(vocab_path);
     if (!merges) { input_error("%s: could not read the merges: %s; copy the file again", path, strerror(errno)); }
-    folder_of(folder, path);
-    Tokenizer t =
-        tokenizer_build(vocab, NULL, vocab_path, path, merges, bytes, file_is_of_folder(path) ? folder : NULL);
+    Tokenizer t = tokenizer_build(vocab, NULL, vocab_path, path, merges, bytes);
     cJSON_Delete(vocab);
     free(merges);
     return t;

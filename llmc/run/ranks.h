@@ -21,7 +21,6 @@ SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends t
 #include "llmc/run/train_args.h"
 #include <inttypes.h>
 #include <omp.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -140,33 +139,10 @@ static inline void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
-static inline void *wait_at_gate(void *gate) {
-    pthread_mutex_lock((pthread_mutex_t *)gate);
-    pthread_mutex_unlock((pthread_mutex_t *)gate);
-    return NULL;
-}
-
-// Starts threads that are all alive at once, until the system refuses one. Returns their number, and why in *error.
-static inline int count_threads(int wanted, int *error) {
-    pthread_t *threads = (pthread_t *)xmalloc((size_t)wanted * sizeof *threads);
-    pthread_mutex_t gate;
-    int started = 0;
-    pthread_mutex_init(&gate, NULL);
-    pthread_mutex_lock(&gate);
-    while (started < wanted && (*error = pthread_create(&threads[started], NULL, wait_at_gate, &gate)) == 0) {
-        started++;
-    }
-    pthread_mutex_unlock(&gate);
-    for (int i = 0; i < started; i++) { pthread_join(threads[i], NULL); }
-    free(threads);
-    return started;
-}
-
-// libgomp crashes at too many threads, or at too small a stack, where it keeps an array of the threads. If the system
-// refuses a thread, it ends the program in its own words.
+// libgomp crashes at too many threads, or at too small a stack, where it keeps an array of the threads.
 static inline void check_threads(void) {
     enum { MAX_THREADS = 1024 };
-    int threads = omp_get_max_threads(), min_stack = 120 + threads / 8, error = 0;  // KiB: measured, with a margin
+    int threads = omp_get_max_threads(), min_stack = 120 + threads / 8;  // KiB: measured, with a margin
     struct rlimit stack;
     if (threads > MAX_THREADS && threads > omp_get_num_procs()) {
         input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
@@ -175,11 +151,6 @@ static inline void check_threads(void) {
     if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur >> 10 < (rlim_t)min_stack) {
         run_error("the stack is limited to %llu KiB, expected at least %d for %d threads: raise it with ulimit -s 8192",
                   (unsigned long long)stack.rlim_cur >> 10, min_stack, threads);
-    }
-    int started = count_threads(threads, &error);
-    if (error) {
-        run_error("the system started %d threads, expected %d (%s): give a smaller --threads, or raise ulimit -u or -v",
-                  started, threads, strerror(error));
     }
 }
 
