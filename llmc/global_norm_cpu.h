@@ -8,7 +8,7 @@ defines: cpu_global_norm_squared
 #include "llmc/global_norm.h"
 #include "llmc/ops.h"
 
-enum { NORM_BLOCK = 2048, NORM_GROUP = 2048 };  // elements of a block; blocks of a group, whose sums are on the stack
+enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements of a block; blocks of a group
 
 // sum of at most NORM_BLOCK squares, one partial sum per vector lane
 static inline double sum_of_squares(const real *x, size_t n) {

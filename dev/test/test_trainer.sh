@@ -708,14 +708,6 @@ report "the answers to unknown flags name flags of --help" "$(
 OMP_NUM_THREADS=999999 refused "too many threads" "OMP_NUM_THREADS asks for 999999 threads, expected at most 1024" \
     "${tiny[@]}" -x 1
 report "too many threads, but --threads" "$(OMP_NUM_THREADS=999999 run 0 "${tiny[@]}" -x 1 --threads 2)"
-report "threads that the system refuses" "$(
-    # the stacks of 1024 threads take 8 GiB
-    ulimit -S -s 8192
-    ulimit -v 1500000
-    run 1 "${tiny[@]}" -x 1 --device cpu --threads 1024
-    one_line "$err"
-    matches "$err" 'the system started [0-9]+ threads, expected 1024 \(Resource temporarily unavailable\): give a smaller'
-)"
 report "a small stack" "$(
     ulimit -s 128
     small=("${tiny[@]}" --device cpu --threads 2)
