@@ -114,7 +114,7 @@ test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile_for_device)
 
-include dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/package.mk
+include scripts/quick.mk dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/package.mk
 -include $(wildcard build/depend/*.d)
 
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))

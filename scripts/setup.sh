@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
 # Installs the missing packages of a purpose with apt:   scripts/setup.sh PURPOSE
-# PURPOSE is build, gpu, train, test, lint, bench, fuzz, aarch64 or peers.
+# PURPOSE is build, gpu, train, test, all, lint, bench, fuzz, aarch64 or peers.
 # gpu: for a machine with CUDA's toolkit. make, g++, cJSON and cmocka build the program and what scripts/gpu_check.sh
 # runs. Nothing else is installed.
-# For the tests, pip installs tiktoken and other packages into build/py, and with nvcc CUDA's disassembler into
-# build/cuda_tools. peers: the packages of test, and in build/py the programs that tests compare with: PyTorch,
-# lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
-# For the benchmark of the CPU, pip installs PyTorch into build/torch.
+# test: the compilers, cJSON, cmocka, Python and MPI. A test that lacks anything else says so and is skipped.
+# all: what every test and `make lint` use. pip installs tiktoken and other packages into build/py, and with nvcc CUDA's
+# disassembler into build/cuda_tools.
+# peers: the packages of all, and in build/py the programs that tests compare with: PyTorch, lm-evaluation-harness and
+# llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
+# bench: pip also installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
-# Each missing package is printed with its reason before anything is installed. If no package is missing, the script
-# prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
+# Each missing package is printed with its reason before anything is installed, and on a terminal the script asks before
+# it downloads more than 200 MB. If no package is missing, it prints nothing and needs neither root nor a network.
+# Without apt-get it prints the missing packages and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-} with_peers=
 case $purpose in
-build | gpu | train | test | lint | bench | fuzz | aarch64) ;;
-peers) purpose=test with_peers=yes ;;
+build | gpu | train | test | all | lint | bench | fuzz | aarch64) ;;
+peers) purpose=all with_peers=yes ;;
 *)
-    echo "setup: expected build, gpu, train, test, lint, bench, fuzz, aarch64 or peers, found '$purpose'" >&2
+    echo "setup: expected build, gpu, train, test, all, lint, bench, fuzz, aarch64 or peers, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -62,13 +65,16 @@ links_for_aarch64() {
 }
 
 # need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
-# A package of need is required. A package of want is optional.
+# PURPOSES any: each one. all has the packages of train, test and lint too. A package of need is required. A package of
+# want is optional.
 required=() optional=()
 check() {
     local -n list=$1
     local purposes=$2 package=$3 reason=$4
     shift 4
-    [[ " $purposes " == *" $purpose "* || $purposes == all ]] || return 0
+    local also='^$'
+    [ "$purpose" != all ] || also='train|test|lint'
+    [[ " $purposes " == *" $purpose "* || $purposes == any || $purposes =~ $also ]] || return 0
     "$@" && return 0
     list+=("$package")
     printf 'setup: %-17s %s\n' "$package" "$reason"
@@ -76,27 +82,28 @@ check() {
 need() { check required "$@"; }
 want() { check optional "$@"; }
 
-need all           make                "runs the builds"                                       has_command make
-need all           gcc                 "the C compiler, with OpenMP"                           has_command cc
-need all           libc6-dev           "the C library's headers"                               has_headers stdio.h
-need all           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
+need any           make                "runs the builds"                                       has_command make
+need any           gcc                 "the C compiler, with OpenMP"                           has_command cc
+need any           libc6-dev           "the C library's headers"                               has_headers stdio.h
+need any           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
 want bench         libdnnl-dev         "oneDNN, to compare GEMMs with (39 MB)"    has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
 need "test gpu"    g++                 "the C++ compiler, which nvcc calls"                    has_command g++
-want "train test"  curl                "downloads, for scripts/get_data.sh"                    has_command curl
-want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
+want "train all"   curl                "downloads, for scripts/get_data.sh"                    has_command curl
+want all           python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
+need test          python3             "scripts of the tests"                                  has_command python3
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
-want test          help2man            "makes the man page from --help"                        has_command help2man
-want test          dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
-want test          lintian             "checks the package"                                    has_command lintian
-want test          python3-yaml        "parses the workflow"                                   has_module yaml
-want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
-want test          g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
-want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
+want all           iproute2            "network namespaces, for tests of a lost link"          has_command ip
+want all           help2man            "makes the man page from --help"                        has_command help2man
+want all           dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
+want all           lintian             "checks the package"                                    has_command lintian
+want all           python3-yaml        "parses the workflow"                                   has_module yaml
+want all           clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
+want all           g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
+want all           libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
-want test          python3-venv        "pip, for CUDA's disassembler"                          makes_environments
+want all           python3-venv        "pip, for CUDA's disassembler"                          makes_environments
 need "test lint gpu" libcmocka-dev     "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint          clang-format        "formats the sources"                                   has_command clang-format
@@ -112,7 +119,7 @@ need aarch64 qemu-user             "executes programs for aarch64"              
 need aarch64 libgomp1:arm64        "OpenMP for aarch64"         test -e /usr/lib/aarch64-linux-gnu/libgomp.so.1
 need aarch64 libcjson-dev:arm64    "cJSON for aarch64"                                      links_for_aarch64 -lcjson
 need aarch64 libcmocka-dev:arm64   "cmocka for aarch64"                                     links_for_aarch64 -lcmocka
-want test          qemu-user           "older CPUs, for the program of many CPUs"              has_command qemu-x86_64
+want all           qemu-user           "older CPUs, for the program of many CPUs"              has_command qemu-x86_64
 want bench         python3-venv        "pip, for PyTorch"                                      makes_torch
 want bench         g++                 "compiles the kernels of torch.compile"                 has_command g++
 want bench         python3-dev         "Python's headers, for torch.compile"                   has_python_headers
@@ -156,7 +163,7 @@ install_torch() {
 }
 install_tools() {
     [ "$purpose" != bench ] || has_torch || install_torch
-    [ "$purpose" = test ] || return 0
+    [ "$purpose" = all ] || return 0
     has_packages || install_packages
     [ -z "$with_peers" ] || install_peers
     has_disassembler || install_disassembler
@@ -194,6 +201,14 @@ install() { apt install -y --no-install-recommends "$@"; }
 echo "setup: installing with apt-get ..."
 [ "$purpose" != aarch64 ] || "${root[@]}" dpkg --add-architecture arm64
 apt update || echo "setup: apt-get update failed; trying with the present package lists" >&2
+# asks on a terminal before a large download
+bytes=0
+while read -r _ _ size _; do bytes=$((bytes + size)); done < <("${root[@]}" apt-get -qq --print-uris \
+    --no-install-recommends install "${required[@]}" "${optional[@]}" 2>/dev/null </dev/null)
+if [ "$bytes" -gt 200000000 ] && [ -t 0 ]; then
+    read -r -p "setup: this downloads $((bytes / 1000000)) MB. Go on? [y/N] " answer
+    [[ $answer == [yY]* ]] || cannot_install "nothing was downloaded"
+fi
 if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
     cat "$log" >&2
     echo "setup: apt-get could not install ${required[*]}; its output is above" >&2

@@ -61,7 +61,9 @@ while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
 run=runs/$name-$number
 mkdir -p runs
 
-train=(./train_gpt2 "${model[@]}" -u 100 -v 250 -m 20 -n 1000 -nk 1 --threads "$best_threads" -o "$run")
+# of the steps: 1 in 40 to warm up, at most 100, and 16 validations, at least 25 steps apart
+warmup=$((steps < 4000 ? (steps + 39) / 40 : 100)) every=$((steps < 400 ? 25 : (steps + 15) / 16))
+train=(./train_gpt2 "${model[@]}" -u "$warmup" -v "$every" -m 20 -n 1000 -nk 1 --threads "$best_threads" -o "$run")
 # Ctrl-C reaches the trainer directly: the run stops early, and the model still speaks. SIGTERM, from make, reaches
 # only this script.
 terminated=
@@ -86,6 +88,10 @@ if [ -z "$terminated" ]; then
     echo
     echo "The model in its own words:"
     "${generate[@]}"
+    if [ "$made" -lt 1000 ]; then
+        echo
+        echo "After $made steps a model writes letters, not yet words: the command at \`go on\` trains it further."
+    fi
 fi
 echo
 echo "checkpoint  $checkpoint"

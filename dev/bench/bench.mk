@@ -63,7 +63,7 @@ long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, desc
 	@dev/bench/long_run.py
 
 bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
-	@scripts/setup.sh test
+	@scripts/setup.sh all
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 

@@ -134,7 +134,7 @@ report "long examples are truncated, and a note counts them" "$(
         cat - few.jsonl >long.jsonl
     run 0 "$trainer" -i long.jsonl -e l1h1c8 -t 39 -b 1 -x 1 -v 0 -s 0
     says "note      -i long.jsonl: 1 of 402 examples are longer than -t 39, and are cut"
-    says "note      left out, without a target within -t 39: 1 of the examples"
+    says "note      -i long.jsonl: 1 of 402 examples have no target within -t 39, and are left out"
 )"
 report "bad input" "$(
     printf '{"text":"a"}\n{"text":\n' >broken.jsonl

@@ -225,7 +225,7 @@ for name in sorted(expected.keys() | found.keys()):
 END
     )"
 else
-    echo "$python has no gguf: that package does not read the files; scripts/setup.sh test installs it"
+    echo "$python has no gguf: that package does not read the files; scripts/setup.sh all installs it"
     echo "[  SKIPPED ] 2 test(s)."
 fi
 

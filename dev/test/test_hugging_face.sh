@@ -90,7 +90,7 @@ print(*ids, sep="\n")' "$bpe" >theirs 2>"$out" || cat "$out"
         cmp theirs <(ids_of my.txt saved_bpe/tokenizer.json) 2>&1
     )"
 else
-    echo "without transformers from pip (scripts/setup.sh test): its tokenizers are not compared"
+    echo "without transformers from pip (scripts/setup.sh all): its tokenizers are not compared"
 fi
 
 if "$python" -c 'import transformers, torch' 2>/dev/null; then

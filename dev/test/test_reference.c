@@ -504,6 +504,7 @@ TEST(test_fast_exp) {
 }
 
 int main(void) {
+    if (getenv("TEST_FILTER")) { cmocka_set_test_filter(getenv("TEST_FILTER")); }
     struct CMUnitTest operations[NUM_OP_CASES];
     for (int i = 0; i < NUM_OP_CASES; i++) {
         struct CMUnitTest test = {op_cases[i].name, test_operation, NULL, NULL, (void *)&op_cases[i]};

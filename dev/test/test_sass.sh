@@ -5,7 +5,7 @@
 # a kernel: its loads from global memory of 128 bits and of less (LDG, LDGSTS), its stores likewise, its matrix
 # instructions (HMMA, HGMMA), local accesses (LDL, STL), and atomics of integers and of floats (RED, ATOM). They are
 # counted as they stand in the code: a loop counts once, and a tail that was unrolled many times.
-# Needs nvcc, and cuobjdump and nvdisasm, which scripts/setup.sh test puts into build/cuda_tools; else it is skipped.
+# Needs nvcc, and cuobjdump and nvdisasm, which scripts/setup.sh all puts into build/cuda_tools; else it is skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -18,7 +18,7 @@ skip() {
 }
 command -v nvcc >/dev/null || skip "there is no nvcc, so there is no machine code to look at"
 for tool in cuobjdump nvdisasm; do
-    command -v $tool >/dev/null || skip "there is no $tool: scripts/setup.sh test installs it where pip can"
+    command -v $tool >/dev/null || skip "there is no $tool: scripts/setup.sh all installs it where pip can"
 done
 [ -x $trainer ] || skip "there is no $trainer: run dev/test/test_nvcc.sh first"
 changed=$(find llmc train_gpt2.cu -newer $trainer -type f | head -n 1)

@@ -210,6 +210,9 @@ test: ## test: build and run the tests, about 7 minutes on two cores; the last l
 	@scripts/run_tests.sh $(TALLY:%=--tally %) $(SCRIPTS) $(EMULATED) \
 		./test_gpt2 $(TESTS) $(SANITIZED)
 
+test-quick: ## test: one subject's tests; OP=layernorm or another operation, or a test of dev/test such as OP=tokenizer
+	@dev/test/quick.sh '$(OP)' '$(MAKE)'
+
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 50 minutes
 	dev/test/faults.sh whole
 
@@ -223,6 +226,7 @@ test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay b
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
+	@scripts/setup.sh all
 	@mkdir -p build && rm -f build/tally
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) $(MORE_PROGRAMS)
@@ -231,4 +235,4 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 		$(MORE_EMULATED) $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
 
-.PHONY: test test-aarch64 test-faults test-programs test-all
+.PHONY: test test-quick test-aarch64 test-faults test-programs test-all
