@@ -685,7 +685,7 @@ TEST(test_tokenizer_json) {
         {{.added = "{\"id\":265}"}, "an added token has no content"},
         {{.merges = "[\"a b\",7]"}, "merge 2 is neither a string nor a pair of strings"},
         {{.merges = "[\"a b\",[\"a\"]]"}, "merge 2 is neither a string nor a pair of strings"},
-        {{.merges = "[\"a b\",\"x y\"]"}, "line 2: 'x y' names a token that the vocabulary beside it does not have"},
+        {{.merges = "[\"a b\",\"x y\"]"}, "line 2: 'x y' names a token that the vocabulary does not have"},
         {{.merges = "[\"a b\",\"a b\"]"}, "line 2: 'a b' names a token"},
         {{.merges = "[]"}, "found no merges"},
         {{.tokens = "\"b\":7,"}, "the tokens 'b' and '(' have one id, 7"},
@@ -728,8 +728,7 @@ TEST(test_vocab_json) {
     } rows[] = {
         {ROBERTA, 5, NULL, NULL, 2},
         {ROBERTA "\"<|endoftext|>\":269,", 5, "config.json", "{\"eos_token_id\":2}", 269},
-        {ROBERTA, 5, "config.json", "{\"eos_token_id\":0}", 0},
-        {ROBERTA, 5, "config.json", "{\"eos_token_id\":100}", 2},  // no special token
+        {"\"</s>\":264,", 0, NULL, NULL, 264},  // GPT-2's order but for the name
         {ROBERTA, 5, "tokenizer_config.json", "{\"eos_token\":\"<unk>\"}", 3},
         {ROBERTA, 5, "special_tokens_map.json", "{\"eos_token\":{\"content\":\"<pad>\"}}", 1},
         {"", 5, NULL, NULL, 269},
@@ -761,10 +760,10 @@ TEST(test_vocab_json) {
 
 // added tokens: the longest first, special ones in a prompt only, white space around them
 TEST(test_added_tokens) {
+    static const char config[] = "{\"added_tokens_decoder\":{\"273\":{\"content\":\"<mask>\",\"special\":true,"
+                                 "\"lstrip\":true,\"rstrip\":true}}}";
     const char *more[] = {"added_tokens.json", "{\"<|im|>\":270,\"  \":271,\"    \":272}", "tokenizer_config.json",
-                          "{\"added_tokens_decoder\":{\"273\":{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true,"
-                          "\"rstrip\":true}}}",
-                          NULL};
+                          config, NULL};
     const char *path = write_vocab_files("\"<|endoftext|>\":264,", 0, more);
     Tokenizer t = tokenizer_open(path);
     const int a = t.byte_token['a'], space = t.byte_token[' '];
@@ -778,12 +777,14 @@ TEST(test_added_tokens) {
     memset(&e, 0, sizeof e);
     int found[64], expected[64];
     size_t count = tokenizer_encode_with(&t, &e, "a  <|im|><mask>", 15, found);
-    assert_int_equal(e.specials_as_text, 2);
-    for (size_t i = 0; i < count; i++) { assert_true(found[i] != 270 && found[i] != 273); }
+    assert_int_equal(e.specials_as_text, 1);  // <|im|> is added, and not special
+    assert_int_equal(count, 3 + 6);
     assert_int_equal(found[1], 271);
+    assert_int_equal(found[2], 270);
+    for (size_t i = 3; i < count; i++) { assert_int_not_equal(found[i], 273); }
     assert_int_equal(tokenizer_encode_with(&t, &e, "a<|im|a |>", 10, expected), 10);
     assert_int_equal(expected[9], t.byte_token['>']);
-    assert_int_equal(e.specials_as_text, 2);
+    assert_int_equal(e.specials_as_text, 1);
     assert_decodes(&t, 271, "  ", 2);
     assert_decodes(&t, 270, "<|im|>", 6);
     assert_decodes(&t, 269, "", 0);

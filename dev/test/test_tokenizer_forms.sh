@@ -24,6 +24,9 @@ vocab.pop("<|endoftext|>")
 special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
 with open(sys.argv[1] + "/vocab.json", "w", encoding="utf-8") as file:
     json.dump({**special, **{name: i + 5 for name, i in vocab.items()}}, file, ensure_ascii=False)
+with open(sys.argv[1] + "/special_tokens_map.json", "w", encoding="utf-8") as file:
+    json.dump({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": "<unk>", "pad_token": "<pad>",
+               "additional_special_tokens": ["<mask>"]}, file)
 PYTHON
 }
 # ids SHARD [COUNT]: the first ids of a shard
@@ -95,7 +98,7 @@ report "tokenizer.json comes before a merges.txt of other merges, with a note" "
     silent "$err"
     sed '$d' learned/merges.txt >both/merges.txt
     run 0 --generate 1 -e both --prompt the
-    note="note      'both/tokenizer.json' has other tokens than the merges.txt and vocab.json next to it: it is used"
+    note="note      'both/tokenizer.json' differs from the merges.txt or vocab.json next to it; tokenizer.json is used"
     says "$err" "$note"
     cp learned/merges.txt both && cp roberta/vocab.json both
     run 0 --generate 1 -e both --prompt the
@@ -103,6 +106,21 @@ report "tokenizer.json comes before a merges.txt of other merges, with a note" "
     cp learned/vocab.json both
     run 0 --generate 1 -e both --prompt the
     says "$err" "$note"
+    tokenize both_out short.txt both
+    says "$err" "$note"
+)"
+report "undeclared names are text, as in transformers; a tokenizer in GPT-2's order keeps the name of its end" "$(
+    mkdir bare && cp roberta/{vocab.json,merges.txt} bare
+    printf '<s>the</s>' | "$dump" bare >"$out"
+    lacks "$out" '"prompt":\[0,'
+    matches "$out" '"prompt":\[.*,2\],' # </s> is end-of-text
+    mkdir named && cp learned/merges.txt named
+    sed 's/<|endoftext|>/<\/s>/' learned/vocab.json >named/vocab.json
+    tokenize named_out short.txt named
+    [ -e named_out_tokenizer.json ] || echo "the merges alone were written"
+    printf 'a</s>' | "$dump" named >"$out"
+    printf 'a</s>' | "$dump" named_out_tokenizer.json | cmp - "$out" 2>&1
+    matches "$out" ',299\],"decoded":"613c2f733e","end":299'
 )"
 report "added tokens without a row in the model are left out; a tokenizer of another kind is not used" "$(
     cp -r run/step_00000001 pad && rm pad/manifest.json

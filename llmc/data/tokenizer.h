@@ -393,9 +393,10 @@ __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *
             path, number, shown, line);
     }
     if (has_vocab) {
-        input_error("%s line %zu: '%.*s' names a token that the vocabulary beside it does not have, or joins the two "
-                    "again; give the vocab.json and merges.txt of one model",
-                    path, number, shown, line);
+        input_error(
+            "%s line %zu: '%.*s' names a token that the vocabulary does not have, or joins the two again; copy the "
+            "files of the tokenizer from one place",
+            path, number, shown, line);
     }
     input_error("%s line %zu: '%.*s' joins no two tokens of the lines before it, with one space between them, into "
                 "a new one of at most %d bytes; give GPT-2's vocab.bpe or merges.txt, as it was published",
@@ -413,7 +414,7 @@ static inline bool tokenizer_read_merge(Tokenizer *t, const char *line, size_t l
     int rest = tokenizer_symbol_bytes(space + 1, length - first - 1, joined + split, (int)sizeof joined - split);
     if (rest <= 0) { return false; }
     int left = tokenizer_find(t, joined, (size_t)split), right = tokenizer_find(t, joined + split, (size_t)rest);
-    int merged = tokenizer_find(t, joined, (size_t)(split + rest));
+    int merged = tokenizer_find(t, joined, (size_t)split + (size_t)rest);
     if (left < 0 || right < 0 || (merged >= 0) != has_vocab || *tokenizer_merge_slot(t, left, right)) { return false; }
     if (!has_vocab) { return tokenizer_append_pair(t, left, right); }
     tokenizer_add_merge(t, left, right, merged);
@@ -539,7 +540,8 @@ static inline uint64_t *tokenizer_merges_by_rank(const Tokenizer *t) {
 
 // True if a merges file alone gives these ids.
 static inline bool tokenizer_is_gpt2_order(const Tokenizer *t) {
-    bool same = t->vocab_size == 257 + t->num_merges && t->num_added == 1 && t->end_of_text == t->vocab_size - 1;
+    bool same = t->vocab_size == 257 + t->num_merges && t->num_added == 1 && t->end_of_text == t->vocab_size - 1 &&
+                tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)) == t->end_of_text;
     for (int plain = 1, id = 0; plain >= 0; plain--) {
         for (int byte = 0; byte < 256; byte++) {
             if (tokenizer_byte_is_plain(byte) == plain) { same = same && t->byte_token[byte] == id++; }

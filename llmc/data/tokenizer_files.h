@@ -8,12 +8,11 @@ vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the id of each symbol. Nex
                  encoder.json) it decides the ids; without it they are in GPT-2's order (tokenizer.h)
 tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t", ...] or [["\u0120","t"], ...]},
                  "added_tokens":[{"id":50256,"content":"<|endoftext|>","special":true, ...}], ...}: both, and what is
-                 done before and after. Anything there that GPT-2's tokenizer does not do is refused by name.
-tokenizer_config.json, added_tokens.json, special_tokens_map.json, config.json   next to them: added tokens, eos_token
+                 done before and after. Steps that GPT-2's tokenizer lacks are refused by name.
+tokenizer_config.json, added_tokens.json, special_tokens_map.json   next to them: added and special tokens
 A symbol is a token with its bytes written as characters, as tokenizer.h describes; an added token is written as it is.
-A token of the vocabulary that no merge makes, with a name such as <s>, <|x|> or [PAD], counts as a special one.
-End-of-text is <|endoftext|>; without it eos_token, then a special eos_token_id of config.json, then </s>. A vocabulary
-without any gets <|endoftext|> as its next id, as in transformers.
+End-of-text is <|endoftext|>; without it eos_token, then </s>. A vocabulary without any gets <|endoftext|> as its next
+id, as in transformers.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -26,7 +25,7 @@ without any gets <|endoftext|> as its next id, as in transformers.
 static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbol) {
     size_t bytes, length = 0;
     const char *text = tokenizer_decode(t, token, &bytes);
-    bool added = token < t->vocab_size && t->kind[token];
+    bool added = token >= 0 && token < t->vocab_size && t->kind[token];
     if (added) { memcpy(symbol, text, bytes); }
     for (size_t i = 0; i < (added ? 0 : bytes); i++) {
         int byte = (uint8_t)text[i], code = byte;
@@ -81,7 +80,7 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 }
 
 // Writes tokenizer.json, under its final name when it is whole; returns 0 or an errno. t has merges. alone: no
-// tokenizer_config.json names end-of-text, so the file does, in a key of our own at which transformers wonders aloud.
+// tokenizer_config.json names end-of-text, so the file does, in a key of our own, which makes transformers print a warning.
 static inline int tokenizer_write_json(const Tokenizer *t, const char *path, bool alone) {
     static const char format[] =
         "{\"version\":\"1.0\",\"added_tokens\":[],\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
@@ -165,11 +164,6 @@ static inline void vocab_put_added(VocabNames *v, const cJSON *entry, const cJSO
     if (json_true(entry, "end_of_text")) { v->end_of_text = id->valueint; }
 }
 
-// True for <s>, <|endoftext|>, [PAD]: names that special tokens have.
-static inline bool name_is_special(const char *name, size_t length) {
-    return length > 2 && ((name[0] == '<' && name[length - 1] == '>') || (name[0] == '[' && name[length - 1] == ']'));
-}
-
 // the JSON object FOLDER/name, which the caller deletes; NULL: there is none
 static inline cJSON *json_in(const char *folder, const char *name) {
     char path[PATH_LENGTH];
@@ -207,46 +201,42 @@ static inline Tokenizer tokenizer_of_names(const VocabNames *v) {
     return t;
 }
 
-// Makes a token that has no kind an added, special one.
 static inline void tokenizer_make_special(Tokenizer *t, int id) {
-    if (t->kind[id]) { return; }
-    t->kind[id] = TOKEN_ADDED | TOKEN_SPECIAL;
-    t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
-    t->added[t->num_added++] = id;
-    t->starts_added[(uint8_t)t->bytes[t->start[id]]] = true;
+    if (!t->kind[id]) {
+        t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
+        t->added[t->num_added++] = id;
+        t->starts_added[(uint8_t)t->bytes[t->start[id]]] = true;
+    }
+    t->kind[id] |= TOKEN_ADDED | TOKEN_SPECIAL;
 }
 
-// makes the tokens with names of special tokens special, unless a merge makes them
-static inline void tokenizer_find_special(Tokenizer *t) {
-    bool *made = (bool *)xcalloc(TOKENIZER_MAX_VOCAB, sizeof *made);
-    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
-        if (t->merges[slot]) { made[t->merges[slot] & 0xFFFF] = true; }
+// Makes the tokens special that a JSON object names: {"bos_token":"<s>","pad_token":{"content":"<pad>"},
+// "additional_special_tokens":["<x>"],...}. Returns the id of eos_token; -1: none.
+static inline int tokenizer_find_special(Tokenizer *t, const cJSON *json) {
+    int eos = -1;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, json) {
+        bool is_list = has_ending(item->string, "special_tokens");
+        if (!is_list && !has_ending(item->string, "_token")) { continue; }
+        for (const cJSON *token = is_list ? item->child : item; token; token = is_list ? token->next : NULL) {
+            const char *name = cJSON_IsObject(token) ? json_string(token, "content") : cJSON_GetStringValue(token);
+            int id = name ? tokenizer_find(t, name, strlen(name)) : -1;
+            if (id >= 0) { tokenizer_make_special(t, id); }
+            if (strcmp(item->string, "eos_token") == 0) { eos = id; }
+        }
     }
-    for (int id = 0; id < t->vocab_size; id++) {
-        bool special = name_is_special(t->bytes + t->start[id], t->start[id + 1] - t->start[id]);
-        if (special && !made[id]) { tokenizer_make_special(t, id); }
-    }
-    free(made);
-}
-
-// the id of the eos_token of a JSON object, as a string or {"content":...}; -1: none
-static inline int tokenizer_eos_of(const Tokenizer *t, const cJSON *json) {
-    const cJSON *eos = json_get(json, "eos_token");
-    const char *name = cJSON_IsObject(eos) ? json_string(eos, "content") : cJSON_GetStringValue(eos);
-    return name ? tokenizer_find(t, name, strlen(name)) : -1;
+    return eos;
 }
 
 // Sets end_of_text: `end`, or if that is -1 the first that is found. folder: with the other files; NULL: none
 static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder) {
-    static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json", "config.json"};
+    static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json"};
     static const char *const usual[] = {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"};
     if (end < 0) { end = tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)); }
-    for (int i = 0; folder && end < 0 && i < 3; i++) {
+    for (int i = 0; folder && i < 2; i++) {
         cJSON *json = json_in(folder, files[i]);
-        const cJSON *number = json_get(json, "eos_token_id");
-        bool special = cJSON_IsNumber(number) && number->valueint >= 0 && number->valueint < t->vocab_size &&
-                       (t->kind[number->valueint] & TOKEN_SPECIAL);
-        end = i < 2 ? tokenizer_eos_of(t, json) : special ? number->valueint : -1;
+        int eos = tokenizer_find_special(t, json);
+        if (end < 0) { end = eos; }
         cJSON_Delete(json);
     }
     for (int i = 0; end < 0 && i < 4; i++) { end = tokenizer_find(t, usual[i], strlen(usual[i])); }
@@ -286,12 +276,15 @@ static inline bool json_splits_as_gpt2(const cJSON *json) {
     return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence && !json_true(json, "add_prefix_space");
 }
 
-// True if a post_processor, or a part of it, adds tokens to a text.
+// True if a post_processor, or one of a sequence, adds tokens to a text.
 static inline bool json_adds_tokens(const cJSON *json) {
-    const cJSON *part;
-    bool adds = strcmp(json_type(json), "BertProcessing") == 0 || strcmp(json_type(json), "RobertaProcessing") == 0;
-    cJSON_ArrayForEach(part, json_get(json, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
-    cJSON_ArrayForEach(part, json_get(json, "processors")) { adds = adds || json_adds_tokens(part); }
+    bool adds = false, sequence = strcmp(json_type(json), "Sequence") == 0;
+    const cJSON *step = sequence ? cJSON_GetArrayItem(json_get(json, "processors"), 0) : json, *part;
+    for (; step; step = sequence ? step->next : NULL) {
+        adds = adds || strcmp(json_type(step), "BertProcessing") == 0;
+        adds = adds || strcmp(json_type(step), "RobertaProcessing") == 0;
+        cJSON_ArrayForEach(part, json_get(step, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
+    }
     return adds;
 }
 
@@ -392,16 +385,6 @@ static inline char *json_merges_text(const cJSON *json, const char *path, size_t
     return text;
 }
 
-// Adds the tokens of added_tokens.json that no other file described.
-static inline void vocab_read_added(VocabNames *v, const cJSON *added_tokens) {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, added_tokens) {
-        int special = name_is_special(item->string, strlen(item->string)) ? TOKEN_SPECIAL : 0, id = item->valueint;
-        bool known = id >= 0 && id < v->count && v->kinds[id];
-        if (!known) { vocab_put(v, item->string, item, TOKEN_ADDED | special); }
-    }
-}
-
 // The tokenizer of a vocabulary and of merges in text form, with the added tokens of tokenizer.json (NULL: none). path:
 // of the merges; if it is named as Hugging Face's programs expect, the other files in its folder count too.
 static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, const char *vocab_path,
@@ -419,14 +402,16 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
     cJSON_ArrayForEach(item, json_get(config, "added_tokens_decoder")) {
-        cJSON *id = cJSON_CreateNumber(strtod(item->string, NULL));
+        cJSON *id = cJSON_CreateNumber(*item->string >= '0' && *item->string <= '9' ? strtod(item->string, NULL) : -1);
         vocab_put_added(&v, item, id);
         cJSON_Delete(id);
     }
-    vocab_read_added(&v, added_tokens);
+    cJSON_ArrayForEach(item, added_tokens) {
+        bool known = item->valueint >= 0 && item->valueint < v.count && v.kinds[item->valueint];
+        if (!known) { vocab_put(&v, item->string, item, TOKEN_ADDED); }
+    }
     Tokenizer t = tokenizer_of_names(&v);
     tokenizer_read_merges(&t, path, merges, bytes, true);
-    tokenizer_find_special(&t);
     tokenizer_find_end(&t, v.end_of_text, folder);
     cJSON_Delete(config);
     cJSON_Delete(added_tokens);
@@ -499,24 +484,26 @@ static inline bool tokenizer_has_merges(const Tokenizer *t, char *text) {
     return same == t->num_merges && rank == same;
 }
 
-// Prints a note if the tokenizer.json that t was read from differs from the merges.txt or the vocab.json next to it.
+// Prints a note if tokenizer.json, which t was read from, differs from the merges.txt or the vocab.json next to it.
+// path: of tokenizer.json or its folder
 static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path) {
-    char other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    char file[PATH_LENGTH], other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     const cJSON *item;
     size_t bytes;
-    path_with_ending(other, path, "tokenizer.json", "merges.txt");
-    char *merges = *other && t->merges ? read_whole_file(other, TOKENIZER_MAX_FILE, &bytes) : NULL;
-    if (!merges) { return; }
-    bool same = tokenizer_has_merges(t, merges);
-    path_with_ending(other, path, "tokenizer.json", "vocab.json");
+    format_path(file, "%s%s", path, has_ending(path, "tokenizer.json") ? "" : "/tokenizer.json");
+    if (access(file, F_OK) != 0 || !t->merges) { return; }
+    path_with_ending(other, file, "tokenizer.json", "merges.txt");
+    char *merges = read_whole_file(other, TOKENIZER_MAX_FILE, &bytes);
+    bool same = !merges || tokenizer_has_merges(t, merges);
+    path_with_ending(other, file, "tokenizer.json", "vocab.json");
     cJSON *vocab = try_read_json(other);
     cJSON_ArrayForEach(item, vocab) {
         symbol[tokenizer_symbol(t, item->valueint, symbol)] = 0;
         same = same && strcmp(item->string, symbol) == 0;
     }
     if (!same) {
-        fprintf(stderr, "note      '%s' has other tokens than the merges.txt and vocab.json next to it: it is used\n",
-                path);
+        fprintf(stderr, "note      '%s' differs from the merges.txt or vocab.json next to it; tokenizer.json is used\n",
+                file);
     }
     cJSON_Delete(vocab);
     free(merges);
@@ -526,14 +513,16 @@ static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path
 // gpt2_tokenizer.bin, or one of a folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with
 // tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
-    char other[PATH_LENGTH], why[PATH_LENGTH];
+    char in_folder[PATH_LENGTH], other[PATH_LENGTH], why[PATH_LENGTH];
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        tokenizer_in_folder(other, path, why);
-        if (*other) { return tokenizer_open(other); }
-        format_path(other, "%s/tokenizer.json", path);
-        if (*why) { return tokenizer_open(other); }
-        input_error("%s: the folder has no tokenizer.json, merges.txt or vocab.bpe; give the tokenizer's file", path);
+        tokenizer_in_folder(in_folder, path, why);
+        if (*why && !*in_folder) { format_path(in_folder, "%s/tokenizer.json", path); }
+        if (!*in_folder) {
+            input_error("%s: the folder has no tokenizer.json, merges.txt or vocab.bpe; give the tokenizer's file",
+                        path);
+        }
+        path = in_folder;
     }
     if (!has_ending(path, ".json")) {
         path_with_ending(other, path, "merges.txt", "vocab.json");
