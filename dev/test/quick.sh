@@ -21,8 +21,8 @@ programs=() tests=()
 [ ! -f "dev/test/test_$subject.cu" ] || programs+=("build/emulated/test_${subject}_bf16")
 [ ! -f "dev/test/test_$subject.sh" ] || tests+=("dev/test/test_$subject.sh")
 if [ ${#programs[@]} -eq 0 ] && [ ${#tests[@]} -eq 0 ]; then
-    tests=$(basename -a dev/test/test_*.* | sed -E 's/^test_(.*)\..*/\1/' | sort -u)
-    echo "test-quick: OP='$subject' is no operation and no test; expected one of $operations $tests" | tr '\n' ' ' |
+    names=$(basename -a dev/test/test_*.* | sed -E 's/^test_(.*)\..*/\1/' | sort -u)
+    echo "test-quick: OP='$subject' is no operation and no test; expected one of $operations $names" | tr '\n' ' ' |
         fmt -w 100 >&2
     exit 2
 fi

@@ -140,11 +140,11 @@ TEST(test_json) {
     assert_lists("a.jsonl", "\xEF\xBB\xBF{\"text\":\"marked\"}\n", "marked|");
     static const char *const broken[] = {"{\"text\":\"a\"", "{\"text\":\"a\"} x", "plain", "{'text':1}", "{\"x\":Na}"};
     for (size_t i = 0; i < LEN(broken); i++) {
-        assert_refused(broken[i], "line 1 is no JSON object; expected an object a line, as jq -c . writes objects");
+        assert_refused(broken[i], "line 1 is not a JSON object; write one object per line: jq -c . FILE");
     }
-    assert_refused("[1]", "line 1 is an array; expected an object a line, as jq -c '.[]' writes the items");
+    assert_refused("[1]", "line 1 is an array; write one object per line: jq -c '.[]' FILE");
     static const char nul[] = "{\"text\":\"a\0b\"}";
-    assert_stops(EXIT_BAD_INPUT, "is no JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
+    assert_stops(EXIT_BAD_INPUT, "is not a JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
     for (size_t i = 0; i < LEN(other); i++) {
         assert_refused(other[i], "line 1 has no string in the field; name the field of the text with --field: found");

@@ -195,7 +195,7 @@ printf '{"text":"a"}\nnot JSON\n' >broken.jsonl
 refused "no file" "--eval: no file matches 'none*'" --eval 'none*' -e half
 refused "a shape" "--eval needs trained weights, but -e l1h1c4 only describes a shape" --eval four.txt -e l1h1c4
 refused "no model" "--eval and --generate need a trained model" --eval four.txt
-refused "a line that is no JSON" "--eval broken.jsonl line 2 is no JSON object" --eval broken.jsonl -e half
+refused "a line that is no JSON" "--eval broken.jsonl line 2 is not a JSON object" --eval broken.jsonl -e half
 refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
 printf '{"messages":[{"role":"user","content":"a"}]}\n' >talk.jsonl
 refused "conversations" "line 1 has no string in the field" --eval talk.jsonl -e half

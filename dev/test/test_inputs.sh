@@ -89,6 +89,19 @@ put("latin1.txt", text.encode() + "caf\xe9 \xfcber\n".encode("latin-1"))
 put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
 put("utf16.txt", text.encode("utf-16-le")); put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
 put("nul.txt", text.encode() + b"\0" + text.encode()); put("zeros.txt", text.encode() + bytes(5000))
+# more of each kind
+for protocol in 0, 1:
+    put(f"pickle{protocol}", pickle.dumps(["text"] * 500, protocol=protocol))
+put("s3", '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>'); put("head.htm", "<head><title>404</title>")
+put("comment.html", "<!-- saved -->\n<html lang=en>"); put("xhtml", '<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "a">')
+put("strings.txt", json.dumps([f"text {i}" for i in range(99)])); put("nested.txt", json.dumps([turns, turns]))
+put("int64.bin", array.array("q", [(i * 7) % 300 for i in range(5000)]).tobytes())
+put("pickle_or_ids.bin", array.array("H", [640] + [(i * 7) % 300 for i in range(5000)]).tobytes())
+put("old.gguf", b"GGUF\2\0\0\0" + bytes(16) + b"general.architecture"); put("gnu.tar", bytes(257) + b"ustar  \0" + bytes(99))
+put("xml.txt", '<?xml version="1.0"?>\n<text>' + text + "</text>")
+put("pictures.txt", "What is WEBP? A WAVE in a RIFF.\n" + text); put("films.txt", "The ftyp box\n" + text)
+put("latin1.jsonl", '{"text":"caf\xe9, and more words of text"}\n'.encode("latin-1") * 3)
+put("weights.jsonl", json.dumps(turns[:1] + [{**turns[1], "weight": 0.5}]) + "\n")
 put("utf8.txt", "caf\xe9 \u4eca\u5929 \U0001f600\n" * 50)
 PYTHON
 
@@ -111,6 +124,18 @@ pickle2|pickle2 is a Python pickle
 pickle3|pickle3 is a Python pickle
 pickle4|pickle4 is a Python pickle
 pickle5|pickle5 is a Python pickle
+pickle0|pickle0 is a Python pickle
+pickle1|pickle1 is a Python pickle
+s3|s3 is an HTML page
+head.htm|head.htm is an HTML page
+comment.html|comment.html is an HTML page
+xhtml|xhtml is an HTML page
+strings.txt|strings.txt line 1 is an array
+nested.txt|nested.txt line 1 is an array
+int64.bin|int64.bin is a file of token ids without a header
+pickle_or_ids.bin|pickle_or_ids.bin is a file of token ids without a header
+old.gguf|old.gguf is a GGUF model of an old version
+gnu.tar|gnu.tar is a tar archive
 base.db|base.db is an SQLite database, expected text in UTF-8; write its text as JSON lines
 archive.tar|archive.tar is a tar archive, expected text in UTF-8; unpack it: tar xf
 archive.zip|archive.zip is a zip archive, expected text in UTF-8; unpack it: unzip
@@ -163,13 +188,13 @@ chars.bin|chars.bin is a file of token ids without a header
 wide.bin|wide.bin is a file of token ids without a header
 tokens.dat|tokens.dat is a file of token ids without a header
 list.json|list.json line 1 is an array
-pretty.json|pretty.json line 1 is no JSON object; expected an object a line, as jq -c . writes objects, and jq -c '.[]'
-object.json|object.json line 1 is no JSON object
+pretty.json|pretty.json line 1 is not a JSON object; write one object per line: jq -c . FILE, or for an array jq -c '.[]' FILE
+object.json|object.json line 1 is not a JSON object
 alpaca.json|alpaca.json line 1 is an array
 ROWS
 
 report "the command in the message converts token ids of nanoGPT" "$(
-    for file in train.bin gpt2.bin chars.bin wide.bin; do
+    for file in train.bin gpt2.bin chars.bin wide.bin int64.bin; do
         run 2 -i $file "${train[@]}"
         sed -n 's/.*make a token shard of it: //p' "$err" | bash
         run 0 -i $file.shard.bin -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0
@@ -200,7 +225,7 @@ for file in c.json c.ndjson c.JSONL c.jsonl.txt c marked.jsonl spaced.txt; do
         matches "$out" "^data      [0-9]* examples in "
     )"
 done
-for file in verse code list words tag less utf8; do
+for file in verse code list words tag less utf8 xml pictures films; do
     report "text: $file.txt" "$(
         run 0 -i $file.txt "${train[@]}"
         lacks "$out" "UTF-8|examples"
@@ -219,11 +244,12 @@ while IFS='|' read -r file words; do
         equal "$(grep -c 'not UTF-8' "$out")" 1
     )"
 done <<'ROWS'
-latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. To convert the text: iconv -f LATIN1
-gbk.txt|500 NULs and bytes that are not UTF-8, the first at byte 0; they stay as they are. To convert the text: iconv -f
-utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. To convert the text: iconv -f UTF-16LE
+latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. If the text is LATIN1: iconv -f
+gbk.txt|500 NULs and bytes that are not UTF-8, the first at byte 0; they stay as they are. If the text is GBK: iconv -f
+utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. If the text is UTF-16LE: iconv -f
 chinese16.txt|
 nul.txt|1 NULs and bytes that are not UTF-8, the first at byte 5890
+latin1.jsonl|3 NULs and bytes that are not UTF-8, the first at byte 12
 zeros.txt|5000 NULs and bytes that are not UTF-8, the first at byte 5890
 ROWS
 report "conversations as arrays of turns are those of \"messages\"" "$(
@@ -235,16 +261,16 @@ report "conversations as arrays of turns are those of \"messages\"" "$(
 )"
 report "--skip-bad leaves out bad lines and counts them; the default stops at the first" "$(
     tokenize 2 bad bad.jsonl
-    says "$err" "bad.jsonl line 2 is no JSON object"
+    says "$err" "bad.jsonl line 2 is not a JSON object"
     says "$err" "found 'not JSON'; mend it, or leave out such lines with --skip-bad N"
     tokenize 2 bad bad.jsonl --skip-bad 1
     says "$err" "bad.jsonl line 5 has no string in the field"
     rm -f bad_*
     tokenize 0 bad bad.jsonl --skip-bad 2
     documents bad
-    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
+    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
     run 0 -i bad.jsonl "${train[@]}" --skip-bad 5
-    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is no JSON object"
+    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
     matches "$out" "^data      [0-9]* examples in "
     run 2 -i bad.jsonl "${train[@]}" --skip-bad 1
     says "$err" "bad.jsonl line 5 has none of these"
@@ -273,7 +299,7 @@ while IFS='|' read -r name words arguments; do
     )"
 done <<'ROWS'
 files shorter than a sequence|-i: 10 of 11 files to train on are shorter than a sequence of -t 16 and are not read, 70 tokens; join them|-i mixed/*.txt -x 1 -v 0
-validation data that is the training data|text.txt is also training data (text.txt): its loss says nothing about new text|-i text.txt -j text.txt -x 1 -v 1
+validation data that is the training data|text.txt is also training data (text.txt): the validation loss does not|-i text.txt -j text.txt -x 1 -v 1
 the same by a link|link.txt is also training data (text.txt)|-i text.txt -j link.txt -x 1 -v 1
 the same by content|copy.txt is also training data (text.txt)|-i text.txt -j copy.txt -x 1 -v 1
 one file twice in a pattern|-i matches both/a.txt and both/b.txt, which are the same file|-i both/*.txt -x 1 -v 0
@@ -310,6 +336,8 @@ report "a turn with a weight of 0 is not learned" "$(
         grep -o '[0-9]* targets' "$out"
     done | tr '\n' ' ' >targets.txt
     equal "$(cat targets.txt)" "4 targets 9 targets "
+    run 2 -i weights.jsonl "${train[@]}"
+    says "$err" "weights.jsonl line 1 has a weight other than 0 and 1"
 )"
 report "--tokenize: a held-out share above the one asked for, its own output, one file twice" "$(
     tokenize 0 share text.txt --val-share 0.01
@@ -321,15 +349,17 @@ report "--tokenize: a held-out share above the one asked for, its own output, on
     mkdir own && cp text.txt own/
     run 0 --tokenizer "$merges" --tokenize own/x -i 'own/*.txt' --val-share 0
     rm own/x_train_*
-    run 2 --tokenizer "$merges" --tokenize own/x -i 'own/*.txt' --val-share 0
-    says "$err" "-i matches 'own/x_merges.txt', which --tokenize wrote; give a pattern without it"
+    for name in own/x own/y; do # neither its own output nor another command's
+        run 2 --tokenizer "$merges" --tokenize $name -i 'own/*.txt' --val-share 0
+        says "$err" "own/x_merges.txt is the merges of a tokenizer, expected text in UTF-8; give it with --tokenizer"
+    done
     tokenize 0 twice 'both/*.txt'
     says "$out" "note      -i matches both/a.txt and both/b.txt, which are the same file"
 )"
 report "two --tokenize of one name at once: one writes, the other is refused" "$(
     for i in {1..60}; do cat text.txt; done >big.txt
     tokenize 0 alone big.txt
-    for try in 1 2 3 4; do
+    for _ in 1 2 3 4; do
         rm -f race_*
         for side in a b; do
             status=0

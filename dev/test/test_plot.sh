@@ -404,7 +404,7 @@ stops 1 "could not write nowhere/x.html: No such file or directory" tiny -o nowh
 stops 2 "--plan: expected an output file" --plan x.svg
 stops 2 "x.jpeg ends in '.jpeg'" --plan x.jpeg '-e d12'
 [ -z "$matplotlib" ] || stops 2 "neither a shape" --plan x.svg "-e d99"
-[ -z "$matplotlib" ] || stops 2 "plans every level of -r, and a bar is one level; give -r N" --plan x.svg "-e d6 -r all"
+[ -z "$matplotlib" ] || stops 2 "-r all works only with --plan, not --plan=json" --plan x.svg "-e d6 -r all"
 export PYTHONPATH=$here/without
 stops 2 "matplotlib is missing; install python3-matplotlib" tiny -o x.png
 report "an error writes nothing" "$(compgen -G "x.*")"

@@ -249,7 +249,7 @@ refused() {
 }
 printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
 printf '{"text":"a"}\n\n{"body":"b"}\n' >other.jsonl
-refused "a line that is no JSON" 2 "-i broken.jsonl line 3 is no JSON object" e1 -i broken.jsonl
+refused "a line that is no JSON" 2 "-i broken.jsonl line 3 is not a JSON object" e1 -i broken.jsonl
 refused "a line without the field" 2 "-i other.jsonl line 3 has no string in the field; name the field" e2 \
     -i other.jsonl
 refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
@@ -331,7 +331,7 @@ assert len(vocabulary) == 400 and vocabulary["<|endoftext|>"] == 399'
 )"
 report "--train-bpe: bad input" "$(
     learns 2 "'learned/vocab.json' exists already" 400 -i long.txt -o learned
-    learns 2 "-i broken.jsonl line 3 is no JSON object" 400 -i broken.jsonl -o e7
+    learns 2 "-i broken.jsonl line 3 is not a JSON object" 400 -i broken.jsonl -o e7
     learns 2 "holds no text" 400 -i corpus/c.txt -o e7
     learns 2 "give a file or a pattern with -i" 400
     learns 2 "257" 256 -i long.txt

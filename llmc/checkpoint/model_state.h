@@ -458,7 +458,6 @@ static inline void codes_load(const StoredTensor *t, const uint8_t *codes, Param
 static inline void state_load(const ModelFile *file, const char *prefix, const ModelState *s) {
     bool is_v = strcmp(prefix, "v.") == 0, is_weights = !is_v && strcmp(prefix, "m.") != 0;
     ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
-    Progress progress = progress_begin("reading the model");
     int read = 0;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
@@ -481,10 +480,9 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
                 free(elements);
             }
             check_finite(&t, not_finite, !s->world || s->world->size == 1);
-            progress_show(&progress, ++read, num_param_tensors(file->config.num_layers));
+            progress_show("reading the model", ++read, num_param_tensors(file->config.num_layers));
         }
     }
-    progress_end(&progress);
 }
 
 // ---- a model's tensors for other programs: GGUF's, or those of llm.c's file
@@ -525,12 +523,11 @@ static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType
                                               c->num_layers,  c->num_heads,
                                               c->channels,    c->padded_vocab_size};
     part_put(out, header, sizeof header);
-    Progress progress = progress_begin("--export");
     int written = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
             write_tensor(out, model, (ParamId)id, layer, &layout, dtype);
-            progress_show(&progress, ++written, num_param_tensors(c->num_layers));
+            progress_show("--export", ++written, num_param_tensors(c->num_layers));
         }
         if (id != WTE) { continue; }
         size_t padding = (size_t)(c->padded_vocab_size - c->vocab_size) * (size_t)c->channels * dtype_size(dtype);
@@ -538,5 +535,4 @@ static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType
         part_put(out, zeros, padding);
         free(zeros);
     }
-    progress_end(&progress);
 }

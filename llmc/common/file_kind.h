@@ -11,8 +11,8 @@ defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, is_other
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
-// FILE_FOREIGN: no reader takes the kind. FILE_PACKED: nor this one, whose name may tell more. FILE_RAW_TOKENS: ids without a header. FILE_OTHER: text, or no kind of the
-// table.
+// FILE_FOREIGN: no reader takes it. FILE_PACKED: the same, but the file's name may say more. FILE_RAW_TOKENS: token ids
+// without a header. FILE_OTHER: text, or unknown.
 enum {
     FILE_OTHER,
     FILE_FOREIGN,
@@ -31,12 +31,13 @@ enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 #define UNPACK(COMMAND) "unpack it: " COMMAND
 #define GIVE_TEXT "give text, or text as JSON lines"
 #define AT(AT, FIRST, WITHIN, WHAT, ADVICE)                                                                            \
-    { FILE_FOREIGN, AT, sizeof FIRST - 1, FIRST, WITHIN, 0, WHAT, ADVICE }
+    { FILE_FOREIGN, AT, sizeof(FIRST) - 1, FIRST, WITHIN, 0, WHAT, ADVICE }
 #define FOREIGN(FIRST, WHAT, ADVICE) AT(0, FIRST, NULL, WHAT, ADVICE)
 #define WITH(FIRST, WITHIN, WHAT, ADVICE) AT(0, FIRST, WITHIN, WHAT, ADVICE)
 #define LLMC(KIND, NUMBER, WHAT, ADVICE)                                                                               \
     { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE }
 #define JSON_LINES "write its text as JSON lines"
+#define WRITES_GGUF "this trainer only writes them: give Hugging Face's or llm.c's form"
 #define PLAIN_TEXT "save it as plain text"
 #define SAVE_PRETRAINED                                                                                                \
     "give the folder that transformers' save_pretrained writes of it; doc/files.md converts nanoGPT's checkpoints"
@@ -52,9 +53,10 @@ static const struct {
     {FILE_SAFETENSORS, 0, 0, NULL, NULL, 0, "a safetensors model", "give it with -e"},
     {FILE_JSON, 0, 0, NULL, NULL, 0, "JSON", GIVE_TEXT},
     {FILE_RAW_TOKENS, 0, 0, NULL, NULL, 0, "a file of token ids without a header, as nanoGPT's train.bin", ""},
+    {FILE_PACKED, 0, 0, NULL, NULL, 0, "a Python pickle", GIVE_TEXT},
     {FILE_FOREIGN, 0, 0, NULL, NULL, 0, "an HTML page", "download the file itself, or extract the text of the page"},
-    {FILE_GGUF, 0, 5, "GGUF\3", NULL, 0, "a GGUF model",
-     "this trainer only writes them: give Hugging Face's or llm.c's form"},
+    {FILE_GGUF, 0, 5, "GGUF\3", NULL, 0, "a GGUF model", WRITES_GGUF},
+    WITH("GGUF", "general.", "a GGUF model of an old version", WRITES_GGUF),
     LLMC(FILE_LLMC_MODEL, LLMC_MAGIC, "an llm.c model", "give it with -e"),
     LLMC(FILE_TOKENS, TOKEN_MAGIC, "a token shard", "give it with -i or -j"),
     LLMC(FILE_FOREIGN, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"),
@@ -62,18 +64,18 @@ static const struct {
     LLMC(FILE_FOREIGN, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"),
     LLMC(FILE_FOREIGN, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"),
     LLMC(FILE_FOREIGN, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"),
+    FOREIGN("#version: 0.2\n", "the merges of a tokenizer", "give it with --tokenizer"),
     FOREIGN("version https://git-lfs", "a Git-LFS pointer", "fetch the file: git lfs pull"),
     // models and arrays of Python
     WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
     FOREIGN("\x80\2\x8A\n", "a file of PyTorch", SAVE_PRETRAINED),
-    {FILE_PACKED, 0, 2, "\x80\2", NULL, 0, "a Python pickle", GIVE_TEXT},
-    {FILE_PACKED, 0, 2, "\x80\3", NULL, 0, "a Python pickle", GIVE_TEXT},
-    {FILE_PACKED, 0, 2, "\x80\4", NULL, 0, "a Python pickle", GIVE_TEXT},
-    {FILE_PACKED, 0, 2, "\x80\5", NULL, 0, "a Python pickle", GIVE_TEXT},
+    WITH("(lp", "\nV", "a Python pickle", GIVE_TEXT),
+    WITH("(dp", "\nV", "a Python pickle", GIVE_TEXT),
+    FOREIGN("]q\0", "a Python pickle", GIVE_TEXT),
     FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
     WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
-    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; load a model with transformers' from_tf=True, "
-     "and give the folder that save_pretrained writes"),
+    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; "
+     "load a model with transformers' from_tf=True, and give the folder that save_pretrained writes"),
     // tables and databases
     WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
     FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
@@ -94,7 +96,8 @@ static const struct {
     // archives
     {FILE_PACKED, 0, 4, "PK\3\4", NULL, 0, "a zip archive", UNPACK("unzip")},
     FOREIGN("PK\5\6", "an empty zip archive", GIVE_TEXT),
-    AT(257, "ustar", NULL, "a tar archive", UNPACK("tar xf")),
+    AT(257, "ustar\0", NULL, "a tar archive", UNPACK("tar xf")),
+    AT(257, "ustar  ", NULL, "a tar archive", UNPACK("tar xf")),
     FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
     FOREIGN("\x1f\x9d", "compressed with compress", UNPACK("gunzip")),
     WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
@@ -113,20 +116,20 @@ static const struct {
     FOREIGN("\xff\xd8\xff", "a JPEG picture", GIVE_TEXT),
     FOREIGN("GIF87a", "a GIF picture", GIVE_TEXT),
     FOREIGN("GIF89a", "a GIF picture", GIVE_TEXT),
-    AT(8, "WEBP", NULL, "a WebP picture", GIVE_TEXT),
+    WITH("RIFF", "WEBPVP8", "a WebP picture", GIVE_TEXT),
     FOREIGN("II*\0", "a TIFF picture", GIVE_TEXT),
     FOREIGN("MM\0*", "a TIFF picture", GIVE_TEXT),
     AT(6, "\0\0\0\0", "BM", "a BMP picture", GIVE_TEXT),
-    AT(8, "WAVEfmt", NULL, "sound", GIVE_TEXT),
+    WITH("RIFF", "WAVE", "sound", GIVE_TEXT),
     FOREIGN("ID3\3", "sound", GIVE_TEXT),
     FOREIGN("ID3\4", "sound", GIVE_TEXT),
     FOREIGN("OggS\0", "sound", GIVE_TEXT),
     FOREIGN("fLaC", "sound", GIVE_TEXT),
-    AT(4, "ftyp", NULL, "a film", GIVE_TEXT),
+    WITH("\0\0\0", "ftyp", "a film", GIVE_TEXT),
     FOREIGN("\x1a\x45\xdf\xa3", "a film", GIVE_TEXT),
     WITH("MZ", "DOS mode", "a program", GIVE_TEXT),
     FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
-    {FILE_OTHER, 0, 0, "", NULL, 0, "no file of a known kind", "check the path"},
+    {FILE_OTHER, 0, 0, "", NULL, 0, "no file of a known kind", "check what it is"},
 };
 // files that are told by their names where their bytes do not tell
 static const struct {
@@ -154,36 +157,53 @@ static inline size_t skip_mark(const char *head, size_t bytes) {
     return skip_space(head, bytes, bytes >= 3 && memcmp(head, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
 }
 
-// True for {"key": and for [{"key":, with white space anywhere. No text that is not JSON begins like that.
+// True for {"key": and ["text", with white space anywhere, and for either in an array. A text hardly begins like that.
 static inline bool head_is_json(const char *head, size_t bytes) {
-    size_t at = skip_mark(head, bytes);
-    if (at < bytes && head[at] == '[') { at = skip_space(head, bytes, at + 1); }
-    if (at >= bytes || head[at] != '{') { return false; }
-    at = skip_space(head, bytes, at + 1);
-    if (at >= bytes || head[at] != '"') { return false; }
+    size_t at = skip_mark(head, bytes), arrays = 0;
+    for (; at < bytes && head[at] == '['; at = skip_space(head, bytes, at + 1)) { arrays++; }
+    bool object = at < bytes && head[at] == '{';
+    if (object) { at = skip_space(head, bytes, at + 1); }
+    if (at >= bytes || head[at] != '"' || (!object && !arrays)) { return false; }
     for (at++; at < bytes && head[at] != '"' && head[at] != '\n'; at++) { at += head[at] == '\\'; }
     at = skip_space(head, bytes, at + 1);
-    return at < bytes && head[at] == ':';
+    return at < bytes && head[at] == (object ? ':' : ',');
 }
 
+// True for a page, also behind a comment or <?xml ...?>, and for the <Error> of a storage service.
 static inline bool head_is_html(const char *head, size_t bytes) {
+    static const char *const starts[] = {"<!doctype html", "<html", "<head", "<Error>"};
     size_t at = skip_mark(head, bytes);
-    return (bytes - at >= 14 && strncasecmp(head + at, "<!doctype html", 14) == 0) ||
-           (bytes - at >= 6 && strncasecmp(head + at, "<html", 5) == 0 && strchr(" >\r\n", head[at + 5]));
+    while (bytes - at > 4 && (memcmp(head + at, "<?xml", 5) == 0 || memcmp(head + at, "<!--", 4) == 0)) {
+        const char *end = (const char *)memchr(head + at, '>', bytes - at);
+        at = skip_space(head, bytes, end ? (size_t)(end - head) + 1 : bytes);
+    }
+    for (int i = 0; i < 4; i++) {
+        size_t length = strlen(starts[i]);
+        bool same = bytes - at > length && strncasecmp(head + at, starts[i], length) == 0;
+        if (same && (i == 0 || i == 3 || strchr(" >\r\n", head[at + length]))) { return true; }
+    }
+    return false;
 }
 
-// True if the bytes read as uint16, or as uint32 below 65536, are token ids rather than text: all in a vocabulary, some
-// of them numbers of control characters, which neither UTF-8 nor UTF-16 text has. *wide: they are uint32.
-static inline bool head_is_tokens(const char *head, size_t bytes, bool *wide) {
-    size_t count = bytes / 2, controls = 0, high = 0;
+// True for a pickle of protocol 2 to 5: then comes a frame, a container, a class or a string.
+static inline bool head_is_pickle(const char *head, size_t bytes) {
+    return bytes > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 && head[2] &&
+           strchr("\x95\x8c]}(cXK", head[2]);
+}
+
+// The type, as in Python's array, if the bytes read as 'H' uint16, 'I' uint32 or 'Q' uint64 are token ids below GPT-2's
+// vocabulary rather than text: some are numbers of control characters, which neither UTF-8 nor UTF-16 text has. 0: not.
+static inline char head_token_type(const char *head, size_t bytes) {
+    size_t count = bytes / 2, controls = 0, odd = 0, third = 0;
     for (size_t i = 0; i < count; i++) {
         unsigned id = (uint8_t)head[2 * i] | (unsigned)(uint8_t)head[2 * i + 1] << 8;
-        if (id >= 50304) { return false; }  // GPT-2's vocabulary, as nanoGPT pads it
+        if (id >= 50304) { return 0; }  // as nanoGPT pads it
         controls += id > 0 && id < 32 && id != '\t' && id != '\n' && id != '\r';
-        high += i % 2 && id;
+        odd += i % 2 && id;
+        third += i % 4 == 2 && id;
     }
-    *wide = high == 0;
-    return count >= 32 && controls * 200 >= (*wide ? count / 2 : count);
+    size_t ids = odd ? count : third ? count / 2 : count / 4;
+    return ids < 16 || controls * 200 < ids ? 0 : odd ? 'H' : third ? 'I' : 'Q';
 }
 
 // ---- the kind of a file
@@ -196,14 +216,14 @@ static inline bool name_is_json(const char *path) {
 
 // the row of file_kinds of a file that begins with these bytes, at most FILE_HEAD
 static inline size_t row_of_bytes(const char *head, size_t bytes) {
-    bool wide;
     uint32_t number = 0;
-    size_t row = 4;
+    size_t row = 5;
     memcpy(&number, head, bytes < 4 ? bytes : 4);
     // the length of a header in 8 bytes, below 2^32, then JSON
     if (bytes > 8 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return 0; }
     if (head_is_json(head, bytes)) { return 1; }
-    if (head_is_html(head, bytes)) { return 3; }
+    if (head_is_pickle(head, bytes)) { return 3; }
+    if (head_is_html(head, bytes)) { return 4; }
     for (; file_kinds[row].kind != FILE_OTHER; row++) {
         const char *first = file_kinds[row].first, *within = file_kinds[row].within;
         size_t at = (size_t)file_kinds[row].at, length = file_kinds[row].length;
@@ -211,7 +231,7 @@ static inline size_t row_of_bytes(const char *head, size_t bytes) {
         bool same = first ? memcmp(head + at, first, length) == 0 : number == file_kinds[row].number;
         if (same && (!within || memmem(head, bytes, within, strlen(within)))) { return row; }
     }
-    return head_is_tokens(head, bytes, &wide) ? 2 : row;
+    return head_token_type(head, bytes) ? 2 : row;
 }
 
 static inline int kind_of_bytes(const char *head, size_t bytes) { return file_kinds[row_of_bytes(head, bytes)].kind; }
@@ -251,7 +271,7 @@ __attribute__((noreturn)) static inline void refuse_bytes(const char *flag, cons
                                                           size_t bytes, const char *expected) {
     size_t row = row_of_bytes(head, bytes), named = row_of_name(name);
     int kind = file_kinds[row].kind;
-    bool wide = false, by_name = kind == FILE_OTHER || kind == FILE_JSON || kind == FILE_PACKED;
+    bool by_name = kind == FILE_OTHER || kind == FILE_JSON || kind == FILE_PACKED;
     if (by_name && named < NAMED_KINDS) {
         input_error("%s: %s is %s, expected %s; %s", flag, name, named_kinds[named].what, expected,
                     named_kinds[named].advice);
@@ -260,11 +280,11 @@ __attribute__((noreturn)) static inline void refuse_bytes(const char *flag, cons
         input_error("%s: %s is %s, expected %s; %s", flag, name, file_kinds[row].what, expected,
                     file_kinds[row].advice);
     }
-    head_is_tokens(head, bytes, &wide);
-    input_error("%s: %s is %s, expected %s; make a token shard of it: python3 -c \"import array,struct; "
-                "d=array.array('H',array.array('%c',open('%s','rb').read())); open('%s.shard.bin','wb').write("
-                "struct.pack('<4i1008x',20240520,1,len(d),0 if max(d)>40000 else max(d)+1)+d.tobytes())\"",
-                flag, name, file_kinds[row].what, expected, wide ? 'I' : 'H', name, name);
+    input_error("%s: %s is %s, expected %s; make a token shard of it: python3 -c \"import array,struct,sys; "
+                "d=array.array('H',array.array('%c',open(sys.argv[1],'rb').read())); open(sys.argv[1]+'.shard.bin',"
+                "'wb').write(struct.pack('<4i1008x',20240520,1,len(d),0 if max(d)>40000 else max(d)+1)+d.tobytes())\" "
+                "'%s'",
+                flag, name, file_kinds[row].what, expected, head_token_type(head, bytes), name);
 }
 
 // Stops at a file of a kind that is not `expected`, in words.

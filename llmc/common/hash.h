@@ -1,6 +1,6 @@
 /*
 Hashes of contents, to compare what ranks hold and read.
-defines: hash_word, hash_bytes, hash_file, is_same_file, print_same_files, hash_whole_file
+defines: hash_word, hash_bytes, hash_file, print_same_files, hash_whole_file
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -49,30 +49,26 @@ static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *pa
     return hash;
 }
 
-static inline bool is_same_file(const char *a, const char *b) {
-    struct stat first, second;
-    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
-}
-
-// Prints a note if two of the files (n) of a flag are the same by hash_file, or with `other_flag` one of them and one of
-// its files (m): the first pair.
+// Prints a note if two of the files (n) of a flag are the same by hash_file, or with `other_flag` if one of them is also
+// one of its files (m): the first pair.
 static inline void print_same_files(FILE *out, const char *flag, char *const *files, int n, const char *other_flag,
                                     char *const *others, int m) {
     int total = n + m, found = 0;
     uint64_t *hashes = (uint64_t *)xcalloc((size_t)total, sizeof *hashes);
     for (int i = 0; i < total; i++) {
-        const char *path = i < n ? files[i] : others[i - n];
+        const char *path = others && i >= n ? others[i - n] : files[i];
         hashes[i] = strcmp(path, "-") == 0 ? 0 : hash_file(0, i < n ? flag : other_flag, path);
     }
     for (int i = 0; i < n && !found; i++) {
         for (int k = other_flag ? n : i + 1; k < total && !found; k++) {
             found = hashes[i] && hashes[i] == hashes[k];
             if (!found) { continue; }
-            const char *second = k < n ? files[k] : others[k - n];
+            const char *second = others && k >= n ? others[k - n] : files[k];
             if (other_flag) {
-                fprintf(out, "note      %s is also training data (%s): its loss says nothing about new text\n", second,
-                        files[i]);
+                fprintf(
+                    out,
+                    "note      %s is also training data (%s): the validation loss does not measure generalization\n",
+                    second, files[i]);
             } else {
                 fprintf(out, "note      %s matches %s and %s, which are the same file\n", flag, files[i], second);
             }

@@ -1,34 +1,27 @@
 /*
 A line on stderr that says how far long work is, if stderr is a terminal: "--tokenize: 42 %, 12 s left".
-defines: Progress, progress_begin, progress_show, progress_end
+defines: progress_show
 */
 #pragma once
 #include "llmc/common/device.h"
 #include <unistd.h>
 
-typedef struct {
-    const char *what;
-    double started, shown;  // seconds; shown 0: the line was not shown yet
-} Progress;
-
-static inline Progress progress_begin(const char *what) {
-    Progress p = {what, now_seconds(), 0};
-    return p;
-}
-
-// Shows the line after two seconds, at most four times a second. done, total: of one unit; total 0: done is in bytes
-static inline void progress_show(Progress *p, double done, double total) {
-    double now = now_seconds(), spent = now - p->started;
-    if (spent < 2 || now - p->shown < 0.25 || done <= 0 || !isatty(STDERR_FILENO)) { return; }
-    p->shown = now;
+// Shows the line of the work `what` after two seconds, at most four times a second, and removes it at the end. Called
+// from one thread at a time. done, total: of one unit; total 0: done is in bytes, -1 at the end
+static inline void progress_show(const char *what, double done, double total) {
+    static const char *shown_for;
+    static double started, shown;
+    double now = now_seconds();
+    bool ends = done < 0 || (total > 0 && done >= total), is_new = shown_for != what;
+    if (is_new) { started = now, shown = 0, shown_for = what; }
+    if (ends && shown > 0) { fprintf(stderr, "\r\033[K"); }
+    if (ends) { shown_for = NULL; }
+    if (ends || now - started < 2 || now - shown < 0.25 || !isatty(STDERR_FILENO)) { return; }
+    shown = now;
     if (total > 0) {
-        fprintf(stderr, "\r%s: %.0f %%, %.0f s left\033[K", p->what, 100 * done / total, spent * (total / done - 1));
+        double left = (now - started) * (total / done - 1);
+        fprintf(stderr, "\r%s: %.0f %%, %.0f s left\033[K", what, 100 * done / total, left);
     } else {
-        fprintf(stderr, "\r%s: %.1f MB, %.0f s\033[K", p->what, done / 1e6, spent);
+        fprintf(stderr, "\r%s: %.1f MB, %.0f s\033[K", what, done / 1e6, now - started);
     }
-}
-
-// removes the line
-static inline void progress_end(const Progress *p) {
-    if (p->shown > 0) { fprintf(stderr, "\r\033[K"); }
 }

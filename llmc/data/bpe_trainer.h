@@ -202,7 +202,6 @@ static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
         for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count, 255); }
     }
     bpe_push_changed(b);
-    Progress progress = progress_begin("--train-bpe, merging");
     while (t.vocab_size < vocab_size - 1 && b->heap_size > 0) {
         HeapEntry best = heap_pop(b->heap, &b->heap_size);
         uint32_t left_right = (uint32_t)best.value;
@@ -216,9 +215,9 @@ static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
         if (!tokenizer_append_pair(&t, left, right)) { continue; }
         for (uint32_t i = 0; i < pair.num_words; i++) { bpe_merge_word(b, pair.words[i], left, right, merged); }
         bpe_push_changed(b);
-        progress_show(&progress, t.vocab_size, vocab_size);
+        progress_show("--train-bpe, merging", t.vocab_size, vocab_size);
     }
-    progress_end(&progress);
+    progress_show("--train-bpe, merging", -1, 0);
     tokenizer_append_end_of_text(&t);
     return t;
 }

@@ -53,9 +53,10 @@ typedef struct {
     uint64_t bytes, bytes_read;  // of all files, 0 for stdin; up to the next piece
     // for notes
     int bad_lines;
-    char bad_line[512];  // the first one, as its error would say
-    uint64_t surrogates;
-    uint64_t bad_bytes, first_bad;  // of text: NULs and bytes that are not UTF-8; where the first one is in its file
+    char bad_line[512];         // the first one, as its error would say
+    uint64_t surrogates, nuls;  // of JSON
+    uint64_t bad_bytes, null_bytes,
+        first_bad;  // of text: NULs and bytes that are not UTF-8; where the first one is in its file
     int bad_file;
     // the current file
     int file, fd;  // fd -1: not open
@@ -63,11 +64,12 @@ typedef struct {
     size_t begin, end, capacity;  // window[begin, end): bytes that are read, from the next piece on
     bool whole;                   // the file has no bytes after the window
     bool is_json;
-    uint64_t offset;   // of the window's begin in the file
-    uint64_t line;     // of JSON
-    bool starts_line;  // of text: the next piece may be a separator
-    bool in_document;  // of text: the last piece did not end its document
-    cJSON *json;       // the line of JSON that was read last
+    uint64_t offset;      // of the window's begin in the file
+    uint64_t line;        // of JSON
+    bool starts_line;     // of text: the next piece may be a separator
+    bool in_document;     // of text: the last piece did not end its document
+    cJSON *json;          // the line of JSON that was read last
+    char line_start[61];  // of that line, for messages
 } Corpus;
 
 // ---- the files
@@ -165,6 +167,7 @@ static inline void corpus_count_bad(Corpus *c, const char *text, size_t bytes) {
         if ((int8_t)text[at] > 0) { continue; }
         bool bad = text[at] == 0 || tokenizer_code_point(text + at, bytes - at, &length) == TOKENIZER_NOT_UTF8;
         if (!bad) { continue; }
+        c->null_bytes += text[at] == 0;
         if (c->bad_bytes++ == 0) {
             c->first_bad = c->offset + at;
             c->bad_file = c->file;
@@ -240,6 +243,7 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
         }
         if (bytes == 0) { return false; }
         size_t length = newline ? (size_t)(newline - text) : bytes;
+        corpus_count_bad(c, text, length);
         corpus_advance(c, length + (newline != NULL));
         c->line++;
         searched = 0;
@@ -294,8 +298,8 @@ static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
 // Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: words that follow the line's number
 static inline void corpus_bad_line(Corpus *c, const CorpusPiece *piece, const char *error) {
     char sentence[sizeof c->bad_line];
-    snprintf(sentence, sizeof sentence, "%s line %" PRIu64 " %s: found '%.60s'", c->paths[piece->file], piece->line,
-             error, piece->text);
+    snprintf(sentence, sizeof sentence, "%s line %" PRIu64 " %s: found '%s'", c->paths[piece->file], piece->line, error,
+             c->line_start);
     if (c->bad_lines >= c->skip_bad) {
         const char *advice = c->skip_bad != 0 ? "" : "; mend it, or leave out such lines with --skip-bad N";
         input_error("%s %s%s", c->flag, sentence, advice);
@@ -315,7 +319,10 @@ static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, siz
     bool code_fits = bytes - at >= 6;
     unsigned code = code_fits ? corpus_escape(line + at) : 0;
     size_t read = line[at] != '\\' || bytes - at < 2 ? 1 : 2;
-    if (code_fits && memcmp(line + at, "\\u0000", 6) == 0) { return 6; }  // cJSON would end a string there
+    if (code_fits && memcmp(line + at, "\\u0000", 6) == 0) {  // cJSON would end a string there
+        c->nuls++;
+        return 6;
+    }
     if (code >= 0xD800 && code < 0xE000) {
         unsigned next = bytes - at >= 12 ? corpus_escape(line + at + 6) : 0;
         bool pair = code < 0xDC00 && next >= 0xDC00 && next < 0xE000;
@@ -368,11 +375,12 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
 // The object or array of the line that was read last, valid until the next call. NULL if it is a bad line.
 static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
     cJSON_Delete(c->json);
+    snprintf(c->line_start, sizeof c->line_start, "%.*s", (int)line->bytes, line->text);  // parsing changes the line
     c->json = corpus_parse(c, line->text, line->bytes);
     if (!c->json) {
         corpus_bad_line(c, line,
-                        "is no JSON object; expected an object a line, as jq -c . writes objects, and jq -c '.[]' the "
-                        "items of an array");
+                        "is not a JSON object; write one object per line: jq -c . FILE, or for an array jq -c '.[]' "
+                        "FILE");
     }
     return c->json;
 }
@@ -383,7 +391,7 @@ static inline bool corpus_take_document(Corpus *c, CorpusPiece *line) {
     char *text = cJSON_GetStringValue(json_get(json, c->field));
     if (json && !text) {
         corpus_bad_line(c, line,
-                        cJSON_IsArray(json) ? "is an array; expected an object a line, as jq -c '.[]' writes the items"
+                        cJSON_IsArray(json) ? "is an array; write one object per line: jq -c '.[]' FILE"
                                             : "has no string in the field; name the field of the text with --field");
     }
     line->text = text;
@@ -401,21 +409,22 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
 
 // ---- notes
 
-// The note on bytes outside of UTF-8, with the likely encoding as an example.
+// The note on bytes outside of UTF-8, with the command for the likely encoding.
 static inline void print_bad_bytes(FILE *out, const Corpus *c) {
     if (c->bad_bytes == 0) { return; }
-    bool narrow = c->bad_bytes * 10 < c->bytes_read * 3;
+    const char *path = c->paths[c->bad_file], *encoding = "LATIN1";
+    if (c->bad_bytes * 10 > c->bytes_read * 3) { encoding = c->null_bytes * 5 > c->bytes_read ? "UTF-16LE" : "GBK"; }
     fprintf(out,
             "note      %s: %" PRIu64 " NULs and bytes that are not UTF-8, the first at byte %" PRIu64
-            "; they stay as they are. To convert the text: iconv -f %s -t UTF-8 %s > text.txt\n",
-            c->paths[c->bad_file], c->bad_bytes, c->first_bad, narrow ? "LATIN1" : "UTF-16LE or GBK",
-            c->paths[c->bad_file]);
+            "; they stay as they are. If the text is %s: iconv -f %s -t UTF-8 '%s' > '%s.utf8'\n",
+            path, c->bad_bytes, c->first_bad, encoding, encoding, path, path);
 }
 
 static inline void corpus_print_notes(FILE *out, const Corpus *c) {
     print_bad_bytes(out, c);
-    if (c->surrogates) {
-        fprintf(out, "note      lone surrogates in JSON, read as U+FFFD: %" PRIu64 "\n", c->surrogates);
+    if (c->surrogates || c->nuls) {
+        fprintf(out, "note      in JSON: %" PRIu64 " lone surrogates, read as U+FFFD; %" PRIu64 " NULs, left out\n",
+                c->surrogates, c->nuls);
     }
     if (c->bad_lines) {
         fprintf(out, "note      left out by --skip-bad: %d line%s of JSON; %s\n", c->bad_lines,

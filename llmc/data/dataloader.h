@@ -79,9 +79,11 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
     uint32_t header[TOKEN_HEADER_INTS];
     int kind = file_kind(path);
     if (kind != FILE_TOKENS) {
-        const char *advice = ", as its name ends in .bin (rename it if it is text)",
-                   *shard = "a token shard of llm.c or --tokenize";
-        char expected[128];
+        const char
+            *advice =
+                ", as its name ends in .bin (rename it if it is text; doc/files.md adds a header to ids without one)",
+            *shard = "a token shard of llm.c or --tokenize";
+        char expected[192];
         snprintf(expected, sizeof expected, "%s%s", shard, kind == FILE_RAW_TOKENS ? "" : advice);
         refuse_kind(flag, path, expected);
     }

@@ -130,8 +130,9 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
         const cJSON *weight = json_get(message, "weight");
-        bool answer = strcmp(role, "assistant") == 0,
-             learned = answer && !(cJSON_IsNumber(weight) && weight->valuedouble == 0);
+        bool answer = strcmp(role, "assistant") == 0, number = cJSON_IsNumber(weight);
+        bool zero = cJSON_IsFalse(weight) || (number && weight->valuedouble == 0), learned = answer && !zero;
+        if (number && !zero && weight->valuedouble != 1) { return "has a weight other than 0 and 1"; }
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
         example_add_text(e, t, text, learned);
         if (answer) { example_add_token(e, e->end_of_text, learned); }
@@ -150,7 +151,7 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
     if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
-        return "is an array, and not of turns with role and content; jq -c '.[]' writes the items of an array as lines";
+        return "is an array, but not of turns with a role and content; write its items as lines: jq -c '.[]' FILE";
     }
     if (cJSON_IsArray(messages)) {
         const char *error = example_add_messages(e, t, messages);
@@ -176,9 +177,9 @@ static inline void examples_free(Examples *e) {
     memset(e, 0, sizeof *e);
 }
 
-// The examples of the JSON lines in files that match a glob pattern, of at most T + 1 tokens each. `flag` is the flag of
-// the pattern, for messages. Stops at a line without an example after `skip_bad` of them, and if no example has a
-// target. Free with examples_free.
+// The examples of the JSON lines in files that match a glob pattern, of at most T + 1 tokens each. `flag` gave the
+// pattern. Stops at a line without an example after `skip_bad` of them, and if no example has a target. Free with
+// examples_free.
 static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T, int skip_bad) {
     Examples e;
     memset(&e, 0, sizeof e);

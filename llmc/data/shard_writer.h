@@ -73,8 +73,8 @@ static inline void shard_begin(ShardWriter *w, int kind) {
     shard_check(w, kind);
 }
 
-// Creates unfinished training shard 1, or opens that of an earlier command, and locks it against a second command of the
-// same name. Returns its file descriptor.
+// Creates unfinished training shard 1, or opens that of an earlier command, and locks it against a second command.
+// Returns its file descriptor.
 static inline int shard_lock(const char *out) {
     char part[PATH_LENGTH];
     struct stat locked, named;
@@ -86,7 +86,7 @@ static inline int shard_lock(const char *out) {
             input_error("could not write '%s': %s; give a name in a folder that exists and can be written", part,
                         strerror(errno));
         }
-        if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+        if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // a file system may lack locks
             input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
         }
         // a command that has just ended may have given the locked file its name

@@ -45,11 +45,9 @@ static inline const char *comm_launcher(void) {
         const char *name, *with;  // another variable that must be set; NULL: none
         int several;              // the value from which on there are several processes
     } variables[] = {
-        {"OMPI_COMM_WORLD_SIZE", NULL, 2},
-        {"PMI_SIZE", NULL, 2},  // mpirun of Open MPI, of MPICH
-        {"PMIX_RANK", NULL, 1},
-        {slurm_tasks(), "SLURM_PROCID", 2},
-        {"WORLD_SIZE", "RANK", 2},  // torchrun
+        {"OMPI_COMM_WORLD_SIZE", NULL, 2},  {"PMI_SIZE", NULL, 2},  // mpirun of Open MPI, of MPICH
+        {"MV2_COMM_WORLD_SIZE", NULL, 2},   {"PMIX_RANK", NULL, 1},
+        {slurm_tasks(), "SLURM_PROCID", 2}, {"WORLD_SIZE", "RANK", 2},  // torchrun
     };
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         const char *value = getenv(variables[i].name), *with = variables[i].with;

@@ -1,6 +1,6 @@
 /*
-The lines that a run prints before its first step, at most 8 and the notes; --plan, the memory of a command line; --version. --plan needs no data
-and no device, and measures nothing.
+The lines printed before the first step, at most 8 and the notes; --plan, the memory of a command line; --version.
+--plan needs no data and no device, and measures nothing.
 defines: print_banner, print_plan, print_version
 */
 #pragma once
@@ -64,6 +64,7 @@ static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
     free(train);
     free(val);
     if (data_are_bytes(d)) { print_bad_bytes_of("-i", a->train_data); }
+    if (data_are_bytes(d) && a->val_data) { print_bad_bytes_of("-j", a->val_data); }
     print_example_notes(&d->examples, "-i", a->train_data, a->T);
     print_example_notes(&d->val_examples, "-j", a->val_data, a->T);
 }
@@ -178,13 +179,6 @@ static inline void print_banner(const TrainArgs *a, const Backend *backend, cons
 
 #define TRAIN_GPT2_VERSION "1.0.0"  // as in CITATION.cff and CHANGELOG.md
 
-static inline void print_json(cJSON *json) {
-    char *text = cJSON_Print(json);
-    puts(text);
-    cJSON_free(text);
-    cJSON_Delete(json);
-}
-
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
 // trains; then each rank's plan, and the bytes that it sends per update
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
@@ -204,29 +198,24 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         plan_free(&plan);
     }
-    print_json(json);
+    char *text = cJSON_Print(json);
+    puts(text);
+    cJSON_free(text);
+    cJSON_Delete(json);
 }
 
-// -r all: the memory at each level, in MiB, or as {"levels":[{"recompute":0,...}]} with the members of a rank
-static inline void print_plan_levels(TrainArgs *a, const GPT2Config *c, const Backend *backend, bool json) {
-    cJSON *all = json ? cJSON_CreateObject() : NULL, *levels = json ? cJSON_AddArrayToObject(all, "levels") : NULL;
-    if (!json) { printf("%-5s %12s %12s %18s %12s\n", "-r", "total, MiB", "state", "saved activations", "scratch"); }
+// -r all: the memory at each level, in MiB
+static inline void print_plan_levels(TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    printf("%-5s %12s %12s %18s %12s\n", "-r", "total, MiB", "state", "saved activations", "scratch");
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
         a->recompute = level;
         ModelOptions options = model_options(a, c, backend);
         Plan plan = gpt2_plan(c, &options);
-        if (json) {
-            cJSON *one = plan_json(&plan, a->rank);
-            cJSON_AddNumberToObject(one, "recompute", level);
-            cJSON_AddItemToArray(levels, one);
-        } else {
-            printf("%-5d %12.2f %12.2f %18.2f %12.2f\n", level, mebibytes(plan_device_bytes(&plan)),
-                   mebibytes(plan_bytes(&plan, STATE)), mebibytes(plan_bytes(&plan, SAVED)),
-                   mebibytes(plan_bytes(&plan, SCRATCH)));
-        }
+        printf("%-5d %12.2f %12.2f %18.2f %12.2f\n", level, mebibytes(plan_device_bytes(&plan)),
+               mebibytes(plan_bytes(&plan, STATE)), mebibytes(plan_bytes(&plan, SAVED)),
+               mebibytes(plan_bytes(&plan, SCRATCH)));
         plan_free(&plan);
     }
-    if (json) { print_json(all); }
 }
 
 static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, size_t llmc) {
@@ -278,7 +267,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
     if (!a->generate) { check_rows(a); }
     if (a->recompute == RECOMPUTE_ALL) {
-        print_plan_levels(a, c, backend, json);
+        print_plan_levels(a, c, backend);
         return;
     }
     ModelOptions options = planned_options(notes, a, c, backend, host);

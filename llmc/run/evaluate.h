@@ -168,7 +168,6 @@ static inline void score_batch_run(ScoreBatch *b) {
 static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *set) {
     double *sums = (double *)xcalloc((size_t)set->num_rows, sizeof *sums);
     ScoreBatch batch = score_batch_open(m);
-    Progress progress = progress_begin("HellaSwag");
     int done = 0;
     while (comm_max(set->num_rows - done, m->groups->world) > 0 && !agreed_signal(m->groups->world)) {
         for (; done < set->num_rows; done++) {
@@ -178,9 +177,8 @@ static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *
             score_batch_add(&batch, set->tokens + row->start, row->length, row->scored, &sums[done]);
         }
         score_batch_run(&batch);
-        progress_show(&progress, done, set->num_rows);
+        progress_show("HellaSwag", done, set->num_rows);
     }
-    progress_end(&progress);
     score_batch_close(&batch);
     return sums;
 }
@@ -290,7 +288,6 @@ static inline void eval_print_count(const char *name, uint64_t value) { printf("
 static inline void eval_text(TextScore *s, EvalFile *f) {
     CorpusPiece piece;
     TokenizerEncoder encoder;
-    Progress progress = progress_begin("--eval");
     memset(&encoder, 0, sizeof encoder);
     for (bool inside = false; corpus_next(&f->text, &piece);) {
         if (!inside && (piece.bytes > 0 || piece.ends_document)) { score_text_begin(s, f->tokenizer.end_of_text); }
@@ -300,9 +297,9 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
         free(ids);
         if (piece.ends_document) { score_text_window(s); }
         inside = !piece.ends_document && (inside || piece.bytes > 0);
-        progress_show(&progress, (double)f->text.bytes_read, (double)f->text.bytes);
+        progress_show("--eval", (double)f->text.bytes_read, (double)f->text.bytes);
     }
-    progress_end(&progress);
+    progress_show("--eval", -1, 0);
     print_specials(stderr, encoder.specials_as_text);
     corpus_print_notes(stderr, &f->text);
     tokenizer_free_encoder(&encoder);
@@ -317,7 +314,6 @@ static inline void eval_shards(TextScore *s, const EvalFile *f) {
     int *ids = (int *)xmalloc(chunk * sizeof *ids),
         end_of_text = document_start(f->has_tokenizer ? &f->tokenizer : NULL, f->shards.vocab_size);
     TokenReader reader = token_reader_open(&f->shards, EVAL_CHUNK_TOKENS, V);
-    Progress progress = progress_begin("--eval");
     for (int file = 0; file < f->shards.num_files; file++) {
         const TokenFile *shard = &f->shards.files[file];
         score_text_begin(s, end_of_text);
@@ -327,11 +323,11 @@ static inline void eval_shards(TextScore *s, const EvalFile *f) {
             size_t skipped = at == 0 && ids[0] == end_of_text;
             for (size_t i = skipped; token_bytes && i < count; i++) { s->bytes += (uint64_t)token_bytes[ids[i]]; }
             score_text_tokens(s, ids + skipped, count - skipped);
-            progress_show(&progress, (double)s->tokens, (double)token_files_total(&f->shards));
+            progress_show("--eval", (double)s->tokens, (double)token_files_total(&f->shards));
         }
         score_text_window(s);
     }
-    progress_end(&progress);
+    progress_show("--eval", -1, 0);
     token_reader_close(&reader);
     free(token_bytes);
     free(ids);

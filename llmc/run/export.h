@@ -119,17 +119,15 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model) {
         }
     }
     gguf_begin(w);
-    Progress progress = progress_begin("--export");
     int written = 0;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, c); layer++) {
             write_tensor(&w->out, model, id, layer, &layout, gguf_dtype(model, id, layer));
             gguf_end_tensor(w);
-            progress_show(&progress, ++written, num_param_tensors(c->num_layers));
+            progress_show("--export", ++written, num_param_tensors(c->num_layers));
         }
     }
-    progress_end(&progress);
 }
 
 // ---- the mode

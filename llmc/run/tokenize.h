@@ -11,6 +11,7 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/progress.h"
@@ -47,7 +48,6 @@ typedef struct {
     Corpus corpus;
     ShardWriter writer;
     uint64_t documents, specials_as_text;
-    Progress progress;
 } TokenizeJob;
 
 // ---- one block
@@ -123,7 +123,7 @@ static inline void tokenize_blocks(TokenizeJob *job) {
             block_encode(job->tokenizer, &block);
             while (__atomic_load_n(&blocks_written, __ATOMIC_ACQUIRE) != number) { usleep(100); }
             block_write(job, &block);
-            progress_show(&job->progress, (double)job->corpus.bytes_read, (double)job->corpus.bytes);
+            progress_show("--tokenize", (double)job->corpus.bytes_read, (double)job->corpus.bytes);
             __atomic_store_n(&blocks_written, number + 1, __ATOMIC_RELEASE);
         } while (block.num_pieces > 0);
         __atomic_add_fetch(&job->specials_as_text, block.encoder.specials_as_text, __ATOMIC_RELAXED);
@@ -165,15 +165,6 @@ static inline void tokenize_tokenizer_path(char *path, const TokenizeJob *job) {
     tokenizer_free(&found);
 }
 
-// Stops if -i matches the tokenizer's file that an earlier command wrote, and notes a file that it matches twice.
-static inline void tokenize_check_inputs(const Corpus *c, const char *written) {
-    for (int f = 0; f < c->num_files; f++) {
-        if (access(written, F_OK) != 0 || !is_same_file(c->paths[f], written)) { continue; }
-        input_error("-i matches '%s', which --tokenize wrote; give a pattern without it", c->paths[f]);
-    }
-    print_same_files(stdout, "-i", c->paths, c->num_files, NULL, NULL, 0);
-}
-
 // Writes the text in -i as token shards.
 static inline void tokenize_corpus(const TrainArgs *a) {
     TokenizeJob job;
@@ -192,12 +183,14 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     job.corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
     job.corpus.tokenizer = &tokenizer;
     tokenize_tokenizer_path(path, &job);
-    tokenize_check_inputs(&job.corpus, path);
+    print_same_files(stdout, "-i", job.corpus.paths, job.corpus.num_files, NULL, NULL, 0);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
-    job.progress = progress_begin("--tokenize");
     tokenize_blocks(&job);
-    progress_end(&job.progress);
-    if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
+    progress_show("--tokenize", -1, 0);
+    if (job.writer.written[SHARD_TRAIN] == 0) {
+        part_discard(&job.writer.open[SHARD_TRAIN]);
+        input_error("-i %s holds no text", a->train_data);
+    }
     int error = 0;
     if (access(path, F_OK) != 0) {
         error = has_ending(path, ".json") ? tokenizer_write_json(&tokenizer, path, true)
@@ -230,12 +223,11 @@ static inline void train_bpe(const TrainArgs *a) {
     CorpusPiece piece;
     memset(&trainer, 0, sizeof trainer);
     double started = now_seconds();
-    Progress progress = progress_begin("--train-bpe, counting words");
     while (corpus_next(&corpus, &piece)) {
         bpe_count(&trainer, piece.text, piece.bytes);
-        progress_show(&progress, (double)corpus.bytes_read, (double)corpus.bytes);
+        progress_show("--train-bpe, counting words", (double)corpus.bytes_read, (double)corpus.bytes);
     }
-    progress_end(&progress);
+    progress_show("--train-bpe, counting words", -1, 0);
     if (trainer.num_words == 0) { input_error("-i %s holds no text", a->train_data); }
     size_t words = trainer.num_words;
     Tokenizer tokenizer = bpe_learn(&trainer, a->train_bpe);
