@@ -299,10 +299,10 @@ while IFS='|' read -r name words arguments; do
     )"
 done <<'ROWS'
 files shorter than a sequence|-i: 10 of 11 files to train on are shorter than a sequence of -t 16 and are not read, 70 tokens; join them|-i mixed/*.txt -x 1 -v 0
-validation data that is the training data|text.txt is also training data (text.txt): the validation loss does not|-i text.txt -j text.txt -x 1 -v 1
-the same by a link|link.txt is also training data (text.txt)|-i text.txt -j link.txt -x 1 -v 1
-the same by content|copy.txt is also training data (text.txt)|-i text.txt -j copy.txt -x 1 -v 1
-one file twice in a pattern|-i matches both/a.txt and both/b.txt, which are the same file|-i both/*.txt -x 1 -v 0
+validation data that is the training data|text.txt is the same file as text.txt: the validation loss is that of training data|-i text.txt -j text.txt -x 1 -v 1
+the same by a link|link.txt is the same file as text.txt|-i text.txt -j link.txt -x 1 -v 1
+the same by content|copy.txt is the same file as text.txt|-i text.txt -j copy.txt -x 1 -v 1
+one file twice in a pattern|both/b.txt is the same file as both/a.txt: its data is read twice|-i both/*.txt -x 1 -v 0
 other validation data||-i text.txt -j utf8.txt -x 1 -v 1
 a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is as long as the run|-i text.txt -x 3 -u 3 -v 0
 a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
@@ -354,7 +354,7 @@ report "--tokenize: a held-out share above the one asked for, its own output, on
         says "$err" "own/x_merges.txt is the merges of a tokenizer, expected text in UTF-8; give it with --tokenizer"
     done
     tokenize 0 twice 'both/*.txt'
-    says "$out" "note      -i matches both/a.txt and both/b.txt, which are the same file"
+    says "$out" "note      both/b.txt is the same file as both/a.txt: its data is read twice"
 )"
 report "two --tokenize of one name at once: one writes, the other is refused" "$(
     for i in {1..60}; do cat text.txt; done >big.txt

@@ -174,15 +174,15 @@ names "no safetensors" "write('$model', b'The weights are elsewhere')" form "is 
 
 # ---- weights that are not finite
 
-words="has 2 NaN or infinite values in tensor ln_f.weight, expected finite numbers; give other weights with -e"
+words="has NaN or infinite values in tensor ln_f.weight, expected finite numbers; give other weights with -e"
 names "NaN: --generate" "fill('ln_f.weight', 2)" form "'form/model.safetensors' $words"
 refused "NaN: --eval of text" "$words" -e form --eval held
 refused "NaN: --export gguf" "$words" -e form --export gguf -o form.gguf
 refused "NaN: --export llmc" "$words" -e form --export llmc -o form.bin
 refused "NaN: training" "$words" -e form -i text -x 1 -t 32 -b 2
 names "an infinity in a transposed weight" "fill('h.1.mlp.c_fc.weight', 1, b'\x80\x7f')" form \
-    "has 1 NaN or infinite value in tensor h.1.mlp.c_fc.weight"
-names "NaN in one file of an index" "fill('ln_f.bias', 1); split()" form "safetensors' has 1 NaN or infinite value"
+    "has NaN or infinite values in tensor h.1.mlp.c_fc.weight"
+names "NaN in one file of an index" "fill('ln_f.bias', 1); split()" form "safetensors' has NaN or infinite values"
 resumed=run/step_00000020
 report "refused: NaN: a resumed run" "$(
     # bf16 weights are resumed from the masters in optimizer.safetensors
@@ -200,8 +200,8 @@ for name, tensors in ("model", ["ln_f.weight"]), ("optimizer", ["master.ln_f.wei
 PYTHON
     rm $resumed/manifest.json
     run 2 -i text -o run -y 1 -x 40 -t 32 -b 2 -v 0 -s 0
-    says "$err" "has 32 NaN or infinite values in tensor"
-    says "$err" "to resume, move this checkpoint out of -o and the one before it is taken"
+    says "$err" "has NaN or infinite values in tensor"
+    says "$err" "to resume from the checkpoint before it, move this one out of -o"
     one_line "$err"
 )"
 end_tests

@@ -419,7 +419,7 @@ TEST(test_bad_files) {
         {"/dev/null", "could not be opened: it is a folder, a device or a pipe"},
         {temp_path("pipe"), "could not be opened: it is a folder, a device or a pipe"},
         {write_file("empty", "", 0), "is empty"},
-        {write_file("seven", "\2\0\0\0\0\0\0", 7), "could not be read"},
+        {write_file("seven", "\2\0\0\0\0\0\0", 7), "is too short for a header"},
         {write_file("long", "\3\0\0\0\0\0\0\0{}", 10), "is 10 bytes long and says that its header has 3"},
         {write_file("over", "\1\xE1\xF5\5\0\0\0\0{}", 10), "100000001, expected at most 100000000"},
         {write_file("huge", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10), "expected at most 100000000"},

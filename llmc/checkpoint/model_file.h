@@ -228,13 +228,18 @@ static inline int config_token_id(const cJSON *json, const char *key, int vocab_
     return cJSON_IsNumber(item) && item->valueint >= 0 && item->valueint < vocab_size ? item->valueint : -1;
 }
 
-// the tensor called `name`, or else the first one with a prefix before `name`; NULL: the file has neither
+// The tensor called `name`, or else the one with a prefix before `name`; NULL: neither. Stops if there are several.
 static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const char *name) {
     char ending[NAME_LENGTH];
     const SafeTensor *found = safetensors_find(file, name);
     snprintf(ending, sizeof ending, ".%s", name);
-    for (int i = 0; !found && i < file->num_tensors; i++) {
-        if (has_ending(file->tensors[i].name, ending)) { found = &file->tensors[i]; }
+    for (int i = 0; i < file->num_tensors; i++) {
+        if (!has_ending(file->tensors[i].name, ending)) { continue; }
+        if (found) {
+            input_error("'%s' holds several models: it has %.100s and %.100s; give a file with one of them", file->path,
+                        found->name, file->tensors[i].name);
+        }
+        found = &file->tensors[i];
     }
     return found;
 }
@@ -242,14 +247,6 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
 // Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, in nearly all
 // files without the model's prefix, becomes wte.weight.
 static inline void model_rename_tensors(SafeTensors *file) {
-    const SafeTensor *found[2] = {NULL, NULL};
-    for (int i = 0, count = 0; i < file->num_tensors && count < 2; i++) {
-        if (has_ending(file->tensors[i].name, ".wpe.weight")) { found[count++] = &file->tensors[i]; }
-    }
-    if (found[1]) {
-        input_error("'%s' holds several models: %.100s and %.100s; give a file with one of them", file->path,
-                    found[0]->name, found[1]->name);
-    }
     const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
     const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
     if (head) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }

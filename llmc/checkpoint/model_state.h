@@ -277,21 +277,18 @@ static inline int families_save(const char *path, const TensorFamily *families, 
 
 // ---- reading
 
-static inline size_t count_not_finite(const real *numbers, size_t count) {
-    size_t found = 0;
-    for (size_t i = 0; i < count; i++) { found += !isfinite(numbers[i]); }
-    return found;
+static inline bool all_finite(const real *numbers, size_t count) {
+    bool finite = true;
+    for (size_t i = 0; i < count; i++) { finite &= isfinite(numbers[i]) != 0; }
+    return finite;
 }
 
-// Stops if `count` numbers of a tensor are not finite: training would skip every step, and a text would be one token.
-// whole: the count is of the whole tensor, not only of the elements that this rank reads
-static inline void check_finite(const StoredTensor *t, size_t count, bool whole) {
-    if (count == 0) { return; }
+// Stops: training would skip every step, and a text would be one token.
+__attribute__((noreturn)) static inline void refuse_not_finite(const StoredTensor *t) {
     const SafeTensors *file = &t->file->file;
-    input_error("'%s' has %s%zu NaN or infinite value%s in tensor %s, expected finite numbers; give other weights with "
-                "-e, or to resume, move this checkpoint out of -o and the one before it is taken",
-                file->num_shards > 0 ? file->shards[t->tensor->shard].path : file->path, whole ? "" : "at least ",
-                count, plural_s(count), t->tensor->name);
+    input_error("'%s' has NaN or infinite values in tensor %s, expected finite numbers; give other weights with -e, or "
+                "to resume from the checkpoint before it, move this one out of -o",
+                file->num_shards > 0 ? file->shards[t->tensor->shard].path : file->path, t->tensor->name);
 }
 
 static inline StoredTensor stored_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer) {
@@ -465,12 +462,11 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
             StoredTensor t = stored_tensor(file, prefix, id, layer);
             if (!is_weights && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
-            size_t not_finite = 0;
             for (size_t done = 0; done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);
                 if (is_weights) {
-                    not_finite += count_not_finite((real *)elements, chunk.count);
+                    if (!all_finite((real *)elements, chunk.count)) { refuse_not_finite(&t); }
                     weights_store(&s->optimizer, (real *)elements, chunk, s->device);
                 } else if (t.scales) {
                     codes_load(&t, (uint8_t *)elements, chunk, &layout, s, is_v);
@@ -479,7 +475,6 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
                 }
                 free(elements);
             }
-            check_finite(&t, not_finite, !s->world || s->world->size == 1);
             progress_show("reading the model", ++read, num_param_tensors(file->config.num_layers));
         }
     }
@@ -493,13 +488,15 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
                                 DType dtype) {
     enum { MAX_ELEMENTS = 4 * CHUNK_ELEMENTS };  // fewer of a transposed tensor would make short reads
     const StoredTensor stored = stored_tensor(model, "", id, layer);
-    size_t count = param_used_rows(id, &model->config) * param_cols(id, &model->config), size = dtype_size(dtype), n,
-           not_finite = 0;
+    size_t count = param_used_rows(id, &model->config) * param_cols(id, &model->config), size = dtype_size(dtype), n;
     for (size_t done = 0; done < count && !out->error; done += n) {
         n = count - done < MAX_ELEMENTS ? count - done : (size_t)MAX_ELEMENTS;
         const ParamRange range = {done, n, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
-        not_finite += count_not_finite(numbers, n);
+        if (!all_finite(numbers, n)) {
+            part_discard(out);
+            refuse_not_finite(&stored);
+        }
         unsigned char *bytes = (unsigned char *)xmalloc(n * size);
         for (size_t i = 0; i < n; i++) {
             float f = (float)numbers[i];
@@ -510,8 +507,6 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
         free(bytes);
         free(numbers);
     }
-    if (not_finite > 0) { part_discard(out); }
-    check_finite(&stored, not_finite, true);
 }
 
 // Writes an open model as llm.c's model file, of version 3 for DT_F32 or 5 for DT_BF16.
@@ -523,11 +518,9 @@ static inline void llmc_write_model(PartFile *out, const ModelFile *model, DType
                                               c->num_layers,  c->num_heads,
                                               c->channels,    c->padded_vocab_size};
     part_put(out, header, sizeof header);
-    int written = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
             write_tensor(out, model, (ParamId)id, layer, &layout, dtype);
-            progress_show("--export", ++written, num_param_tensors(c->num_layers));
         }
         if (id != WTE) { continue; }
         size_t padding = (size_t)(c->padded_vocab_size - c->vocab_size) * (size_t)c->channels * dtype_size(dtype);

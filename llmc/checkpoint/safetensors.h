@@ -203,8 +203,7 @@ static inline SafeTensors safetensors_open(const char *path) {
     st.path = xstrdup(path);
     st.fd = open_regular(path, &info);
     if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
-    if (info.st_size == 0) { st_refuse(&st, "is empty"); }
-    if (info.st_size < 8) { st_refuse(&st, "has %lld bytes, too few for a header", (long long)info.st_size); }
+    if (info.st_size < 8) { st_refuse(&st, info.st_size ? "is too short for a header" : "is empty"); }
     if (is_other_kind(path, FILE_SAFETENSORS)) { refuse_kind("-e", path, EXPECTED_MODEL); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);

@@ -13,18 +13,8 @@ enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 2024
 
 // FILE_FOREIGN: no reader takes it. FILE_PACKED: the same, but the file's name may say more. FILE_RAW_TOKENS: token ids
 // without a header. FILE_OTHER: text, or unknown.
-enum {
-    FILE_OTHER,
-    FILE_FOREIGN,
-    FILE_GGUF,
-    FILE_HELLASWAG,
-    FILE_JSON,
-    FILE_LLMC_MODEL,
-    FILE_PACKED,
-    FILE_RAW_TOKENS,
-    FILE_SAFETENSORS,
-    FILE_TOKENS
-};
+enum { FILE_OTHER, FILE_FOREIGN, FILE_PACKED, FILE_JSON, FILE_RAW_TOKENS, FILE_TOKENS, FILE_HELLASWAG };
+enum { FILE_GGUF = FILE_HELLASWAG + 1, FILE_LLMC_MODEL, FILE_SAFETENSORS };
 enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 
 // clang-format off

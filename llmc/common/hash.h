@@ -64,14 +64,8 @@ static inline void print_same_files(FILE *out, const char *flag, char *const *fi
             found = hashes[i] && hashes[i] == hashes[k];
             if (!found) { continue; }
             const char *second = others && k >= n ? others[k - n] : files[k];
-            if (other_flag) {
-                fprintf(
-                    out,
-                    "note      %s is also training data (%s): the validation loss does not measure generalization\n",
-                    second, files[i]);
-            } else {
-                fprintf(out, "note      %s matches %s and %s, which are the same file\n", flag, files[i], second);
-            }
+            fprintf(out, "note      %s is the same file as %s: %s\n", second, files[i],
+                    other_flag ? "the validation loss is that of training data" : "its data is read twice");
         }
     }
     free(hashes);

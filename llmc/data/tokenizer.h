@@ -392,15 +392,11 @@ __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *
             "of a GPT-2",
             path, number, shown, line);
     }
-    if (has_vocab) {
-        input_error(
-            "%s line %zu: '%.*s' names a token that the vocabulary does not have, or joins the two again; copy the "
-            "files of the tokenizer from one place",
-            path, number, shown, line);
-    }
-    input_error("%s line %zu: '%.*s' joins no two tokens of the lines before it, with one space between them, into "
-                "a new one of at most %d bytes; give GPT-2's vocab.bpe or merges.txt, as it was published",
-                path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
+    input_error(
+        "%s line %zu: '%.*s' joins no two tokens of %s into %s of at most %d bytes; copy the tokenizer's files from "
+        "where they were published",
+        path, number, shown, line, has_vocab ? "the vocabulary" : "the lines before it, with one space between them,",
+        has_vocab ? "another one" : "a new one", TOKENIZER_MAX_TOKEN_BYTES);
 }
 
 // Adds the merge of a line. has_vocab: its three tokens exist; else it appends a new token. False: malformed.

@@ -60,23 +60,22 @@ static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
     return part_finish(&file);
 }
 
-// Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges, and ids in GPT-2's
-// order.
-static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
-    char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
-    PartFile file = part_open(path);
-    if (!file.file) { return file.error; }
-    for (int id = 0; id < t->end_of_text; id++) {
-        size_t length = tokenizer_symbol(t, id, symbol);
-        fputs(id ? ",\"" : "{\"", file.file);
-        for (size_t i = 0; i < length; i++) {
-            if (symbol[i] == '"' || symbol[i] == '\\') { fputc('\\', file.file); }
-            fputc(symbol[i], file.file);
-        }
-        fprintf(file.file, "\":%d", id);
+// Adds the tokens of a vocabulary to an object: {"symbol":id,...}.
+static inline void tokenizer_add_vocab(cJSON *json, const Tokenizer *t) {
+    char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    for (int id = 0; id < t->vocab_size; id++) {
+        symbol[tokenizer_symbol(t, id, symbol)] = 0;
+        if (*symbol) { cJSON_AddNumberToObject(json, symbol, id); }
     }
-    fprintf(file.file, ",\"%s\":%d}\n", TOKENIZER_END_OF_TEXT, t->end_of_text);
-    return part_finish(&file);
+}
+
+// Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges.
+static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
+    cJSON *json = cJSON_CreateObject();
+    tokenizer_add_vocab(json, t);
+    int error = write_json(path, json);
+    cJSON_Delete(json);
+    return error;
 }
 
 // Writes tokenizer.json, under its final name when it is whole; returns 0 or an errno. t has merges. alone: no
@@ -89,13 +88,11 @@ static inline int tokenizer_write_json(const Tokenizer *t, const char *path, boo
         "\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}";
     char text[4 * TOKENIZER_MAX_TOKEN_BYTES + 2];
     cJSON *json = cJSON_Parse(format), *model = cJSON_GetObjectItem(json, "model");
-    cJSON *vocab = cJSON_GetObjectItem(model, "vocab"), *merges = cJSON_GetObjectItem(model, "merges");
-    for (int id = 0; id < t->vocab_size; id++) {
-        size_t length = tokenizer_symbol(t, id, text);
-        text[length] = 0;
-        if (length == 0) { continue; }
-        cJSON_AddNumberToObject(vocab, text, id);
-        if (!t->kind[id]) { continue; }
+    cJSON *merges = cJSON_GetObjectItem(model, "merges");
+    tokenizer_add_vocab(cJSON_GetObjectItem(model, "vocab"), t);
+    for (int i = 0; i < t->num_added; i++) {
+        int id = t->added[i];
+        text[tokenizer_symbol(t, id, text)] = 0;
         cJSON *added = cJSON_CreateObject();
         cJSON_AddNumberToObject(added, "id", id);
         cJSON_AddStringToObject(added, "content", text);
@@ -471,17 +468,16 @@ static inline void tokenizer_in_folder(char *path, const char *folder, char *why
 static inline bool tokenizer_has_merges(const Tokenizer *t, char *text) {
     char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
     uint64_t *by_rank = tokenizer_merges_by_rank(t);
-    int rank = 0, same = 0;
+    int rank = 0;
     text += strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    for (char *found; (found = strsep(&text, "\n")) != NULL;) {
-        found[strcspn(found, "\r")] = 0;
-        if (!*found || (rank == 0 && strncmp(found, "#version", 8) == 0)) { continue; }
-        line[rank < t->num_merges ? tokenizer_merge_line(t, by_rank[rank], line) : 0] = 0;
-        same += strcmp(found, line) == 0;
-        rank++;
+    text += strncmp(text, "#version", 8) == 0 ? strcspn(text, "\n") : 0;
+    for (char *found; (found = strsep(&text, "\r\n")) != NULL;) {
+        if (!*found) { continue; }
+        line[rank >= 0 && rank < t->num_merges ? tokenizer_merge_line(t, by_rank[rank], line) : 0] = 0;
+        rank = rank >= 0 && strcmp(found, line) == 0 ? rank + 1 : -1;
     }
     free(by_rank);
-    return same == t->num_merges && rank == same;
+    return rank == t->num_merges;
 }
 
 // Prints a note if tokenizer.json, which t was read from, differs from the merges.txt or the vocab.json next to it.
