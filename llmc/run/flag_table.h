@@ -281,8 +281,8 @@ static inline void args_check_mode(const TrainArgs *a) {
         const Flag *flag = &flag_table[i];
         char text[FLAG_TEXT];
         bool same = !flag_changed_text(flag, a, &default_args, text) || strcmp(flag->name, modes[mode].mode) == 0;
-        bool obeyed = flag_choice_index(modes[mode].obeys, flag->name) >= 0;
-        if (same || obeyed || flag_choice_index(MACHINE_FLAGS, flag->name) >= 0) { continue; }
+        if (same || flag_choice_index(modes[mode].obeys, flag->name) >= 0) { continue; }
+        if (flag_choice_index(MACHINE_FLAGS, flag->name) >= 0) { continue; }
         input_error("--%s does not use --%s%s%s: leave it out, or give it in a command of its own", modes[mode].mode,
                     flag->name, flag->letter ? ", -" : "", flag->letter ? flag->letter : "");
     }
