@@ -2,6 +2,7 @@
 Every backward against central differences of its forward, in double: the textbook's, then the CPU backend's.
 The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element
 by element, large ones at a few elements and along a few random directions that move every element.
+  test_gradients [TESTS]   only tests with a matching name, for example *layernorm*
 */
 #include "problems.h"
 #include "testing.h"
@@ -131,14 +132,11 @@ static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
     problem_free(&forward);
 }
 
-TEST(test_backwards) {
+static void test_backward(void **state) {
+    const GradientCase *c = (const GradientCase *)*state;
     Exec ex = {0};
-    for (size_t c = 0; c < LEN(gradient_cases); c++) {
-        const OpShape *s;
-        for (int i = 0; (s = op_shape(op_case(gradient_cases[c].forward), i)); i++) {
-            check_shape(&gradient_cases[c], s, &ex);
-        }
-    }
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case(c->forward), i)); i++) { check_shape(c, s, &ex); }
 }
 
 // matmul_backward with gelu_pre: dinp is the gradient of the GELU's input, one layer before the matmul
@@ -199,9 +197,19 @@ TEST(test_classifier) {
     }
 }
 
-int main(void) {
+static int run_all(const char *title) {
+    struct CMUnitTest backwards[LEN(gradient_cases)];
+    for (size_t i = 0; i < LEN(gradient_cases); i++) {
+        struct CMUnitTest test = {gradient_cases[i].backward, test_backward, NULL, NULL, (void *)&gradient_cases[i]};
+        backwards[i] = test;
+    }
+    return cmocka_run_group_tests_name(title, backwards, NULL, NULL) + run_all_tests(title);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     ops = &reference_ops;
-    int failed = run_all_tests("gradients of the textbook");
+    int failed = run_all("gradients of the textbook");
     ops = &cpu_ops;
-    return run_all_tests("gradients on the CPU") + failed;
+    return run_all("gradients on the CPU") + failed;
 }

@@ -3,6 +3,7 @@ The CPU backend (cpu_*) against the textbook implementations (reference_*). Comp
 CPU, of AVX2 and of SSE, and for bf16.
 Each case of cases.h starts with outputs of NaN and runs with one thread and with two, which must give the same bits.
 Then its outputs are compared with the textbook's. Tests of single properties follow.
+  test_reference [TESTS]   only tests with a matching name, for example *layernorm*
 */
 #include "problems.h"
 #include "testing.h"
@@ -86,7 +87,7 @@ static void check_from_statistics_bits(const OpShape *s) {
     problem_free(&again);
 }
 
-TEST(test_from_statistics_has_the_forwards_bits) { for_each_shape("layernorm_forward", check_from_statistics_bits); }
+TEST(test_layernorm_from_statistics) { for_each_shape("layernorm_forward", check_from_statistics_bits); }
 
 static void check_loss_alone(const OpShape *s) {
     Problem both = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
@@ -103,7 +104,7 @@ static void check_loss_alone(const OpShape *s) {
     problem_free(&loss);
 }
 
-TEST(test_loss_alone_leaves_logits) { for_each_shape("classifier", check_loss_alone); }
+TEST(test_classifier_loss_leaves_logits) { for_each_shape("classifier", check_loss_alone); }
 
 // multiplies array `name` by a factor, also after a reset
 static void scale_start(Problem *p, const char *name, double factor) {
@@ -132,8 +133,9 @@ static void check_large_attention(const OpShape *s) {
 static void check_large_logits(const OpShape *s) { check_large("classifier", s, "logits", 100); }
 static void check_large_part(const OpShape *s) { check_large("classifier_statistics", s, "logits", 100); }
 
-TEST(test_softmax_of_large_inputs) {
-    for_each_shape("attention_forward", check_large_attention);
+TEST(test_attention_of_large_scores) { for_each_shape("attention_forward", check_large_attention); }
+
+TEST(test_classifier_of_large_logits) {
     for_each_shape("classifier", check_large_logits);
     for_each_shape("classifier_statistics", check_large_part);
 }
@@ -375,12 +377,13 @@ static void check_matmul_rounded_once(const OpShape *s) {
     check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
 }
 
-TEST(test_bf16_gradients_are_rounded_once) {
+TEST(test_bf16_gradients_of_embedding) {
     for_each_shape("embedding_backward", check_embedding_rounded_once);
     for_each_shape("position_embedding_backward", check_positions_rounded_once);
-    for_each_shape("layernorm_backward", check_layernorm_rounded_once);
-    for_each_shape("matmul_backward", check_matmul_rounded_once);
 }
+
+TEST(test_bf16_gradients_of_layernorm) { for_each_shape("layernorm_backward", check_layernorm_rounded_once); }
+TEST(test_bf16_gradients_of_matmul) { for_each_shape("matmul_backward", check_matmul_rounded_once); }
 
 TEST(test_gradient_at) {
     float numbers[4];
@@ -503,8 +506,8 @@ TEST(test_fast_exp) {
     assert_true(fast_exp(0) == 1);
 }
 
-int main(void) {
-    if (getenv("TEST_FILTER")) { cmocka_set_test_filter(getenv("TEST_FILTER")); }
+int main(int argc, char **argv) {
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     struct CMUnitTest operations[NUM_OP_CASES];
     for (int i = 0; i < NUM_OP_CASES; i++) {
         struct CMUnitTest test = {op_cases[i].name, test_operation, NULL, NULL, (void *)&op_cases[i]};
