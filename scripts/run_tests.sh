@@ -5,7 +5,7 @@
 # One more command runs at a time than there are cores: many of them sleep or wait.
 # A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes,
 # hangs or runs no test counts as one failed test. The output of a failed program is shown. The failed tests, with the
-# command that runs each program again, stand together above the last line.
+# command that runs each program again, stand together above the last line, and above them what the tests skipped.
 set -uo pipefail
 
 seconds_each=900  # bounds a hang; a busy machine is slow
@@ -75,6 +75,7 @@ wait
 
 [ ! -s "$tally" ] || { mkdir "$all/0" && cp "$tally" "$all/0/result"; }
 read -r passed failed <<<"$(head -qn 1 "$all"/*/result | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"
+grep -h '^skipped: ' "$all"/*/out
 tail -qn +2 "$all"/*/result | tee "$all/failed"
 [ -z "$tally" ] || { echo "$passed $failed" && cat "$all/failed"; } >"$tally"
 echo "$passed passed, $failed failed"

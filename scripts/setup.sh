@@ -3,12 +3,11 @@
 # PURPOSE is build, gpu, train, test, all, lint, bench, fuzz, aarch64 or peers.
 # gpu: for a machine with CUDA's toolkit. make, g++, cJSON and cmocka build the program and what scripts/gpu_check.sh
 # runs. Nothing else is installed.
-# test: the compilers, cJSON, cmocka, Python and MPI. A test that lacks anything else says so and is skipped.
-# all: what every test and `make lint` use. pip installs tiktoken and other packages into build/py, and with nvcc CUDA's
-# disassembler into build/cuda_tools.
-# peers: the packages of all, and in build/py the programs that tests compare with: PyTorch, lm-evaluation-harness and
-# llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
-# bench: pip also installs PyTorch into build/torch.
+# test: what `make test` cannot do without, and MPI. More than 200 MB are downloaded after a yes alone.
+# all: what any test of `make test-all` uses. pip installs tiktoken and other packages into build/py, and with nvcc
+# CUDA's disassembler into build/cuda_tools. peers: the same, and in build/py the programs that tests compare with:
+# PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
+# For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
 # Each missing package is printed with its reason before anything is installed, and on a terminal the script asks before
 # it downloads more than 200 MB. If no package is missing, it prints nothing and needs neither root nor a network.
@@ -65,16 +64,14 @@ links_for_aarch64() {
 }
 
 # need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
-# PURPOSES any: each one. all has the packages of train, test and lint too. A package of need is required. A package of
-# want is optional.
+# A package of need is required. A package of want is optional. `all` needs and wants the packages of `test` too.
 required=() optional=()
 check() {
     local -n list=$1
     local purposes=$2 package=$3 reason=$4
     shift 4
-    local also='^$'
-    [ "$purpose" != all ] || also='train|test|lint'
-    [[ " $purposes " == *" $purpose "* || $purposes == any || $purposes =~ $also ]] || return 0
+    [ "$purpose" != all ] || purposes=${purposes/test/all}
+    [[ " $purposes " == *" $purpose "* || $purposes == every ]] || return 0
     "$@" && return 0
     list+=("$package")
     printf 'setup: %-17s %s\n' "$package" "$reason"
@@ -82,16 +79,17 @@ check() {
 need() { check required "$@"; }
 want() { check optional "$@"; }
 
-need any           make                "runs the builds"                                       has_command make
-need any           gcc                 "the C compiler, with OpenMP"                           has_command cc
-need any           libc6-dev           "the C library's headers"                               has_headers stdio.h
-need any           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
+need every         make                "runs the builds"                                       has_command make
+need every         gcc                 "the C compiler, with OpenMP"                           has_command cc
+need every         libc6-dev           "the C library's headers"                               has_headers stdio.h
+need every         libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
 want bench         libdnnl-dev         "oneDNN, to compare GEMMs with (39 MB)"    has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
 need "test gpu"    g++                 "the C++ compiler, which nvcc calls"                    has_command g++
 want "train all"   curl                "downloads, for scripts/get_data.sh"                    has_command curl
+need test          python3             "Python, for tests of scripts"                          has_command python3
+need test          procps              "pgrep, which finds the ranks of mpirun"                has_command pgrep
 want all           python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
-need test          python3             "scripts of the tests"                                  has_command python3
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
 want all           iproute2            "network namespaces, for tests of a lost link"          has_command ip
@@ -198,17 +196,32 @@ trap 'rm -f "$log"' EXIT
 apt() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 "$@" </dev/null >>"$log" 2>&1; }
 install() { apt install -y --no-install-recommends "$@"; }
 
+# megabytes PACKAGE...: what apt-get would download
+megabytes() {
+    local uri bytes sum=0
+    while read -r uri _ bytes _; do
+        [[ $uri != \'* ]] || sum=$((sum + bytes))
+    done < <(apt-get -q -y --no-install-recommends --print-uris install "$@" 2>/dev/null)
+    echo $((sum / 1000000))
+}
+# for `make test`, a download of more than 200 MB takes a yes; else the optional packages are left out
+agree() {
+    local size answer=
+    size=$(megabytes "${required[@]}" "${optional[@]}")
+    [ "$size" -gt 200 ] || return 0
+    [ ! -t 0 ] || read -rp "setup: download $size MB? [y/N] " answer || true
+    [[ $answer != [yY]* ]] || return 0
+    if [ ${#required[@]} -eq 0 ] || [ "$(megabytes "${required[@]}")" -gt 200 ]; then
+        cannot_install "a download of $size MB takes a yes on a terminal"
+    fi
+    echo "setup: a download of $size MB takes a yes on a terminal; going on without ${optional[*]}"
+    optional=()
+}
+
 echo "setup: installing with apt-get ..."
 [ "$purpose" != aarch64 ] || "${root[@]}" dpkg --add-architecture arm64
 apt update || echo "setup: apt-get update failed; trying with the present package lists" >&2
-# asks on a terminal before a large download
-bytes=0
-while read -r _ _ size _; do bytes=$((bytes + size)); done < <("${root[@]}" apt-get -qq --print-uris \
-    --no-install-recommends install "${required[@]}" "${optional[@]}" 2>/dev/null </dev/null)
-if [ "$bytes" -gt 200000000 ] && [ -t 0 ]; then
-    read -r -p "setup: this downloads $((bytes / 1000000)) MB. Go on? [y/N] " answer
-    [[ $answer == [yY]* ]] || cannot_install "nothing was downloaded"
-fi
+[ "$purpose" != test ] || agree
 if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
     cat "$log" >&2
     echo "setup: apt-get could not install ${required[*]}; its output is above" >&2

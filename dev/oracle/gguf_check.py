@@ -8,7 +8,7 @@
     gguf_check.py tokens MODEL.gguf TEXT_FILE         llama.cpp's ids of a text, as uint16
     gguf_check.py loss MODEL.gguf TEXT_FILE           the mean loss of a text's first tokens, in nats
 
-`numbers` and `keys` need no package, `tensors` needs gguf, and the rest llama-cpp-python: scripts/setup.sh test and
+`numbers` and `keys` need no package, `tensors` needs gguf, and the rest llama-cpp-python: scripts/setup.sh all and
 scripts/setup.sh peers install them into build/py. llama.cpp runs on the CPU with a key-value cache of fp32 and without
 flash attention.
 """

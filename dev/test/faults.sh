@@ -555,7 +555,7 @@ faults_logs() {
 }
 full_disk() {
     if ! unshare -rm true 2>/dev/null; then
-        skip "a full disk needs a namespace of mounts, which is not permitted here: skipped" 1
+        skip "a namespace of mounts, which is not permitted here" 1 "a full disk"
         return
     fi
     prepare new
@@ -966,7 +966,7 @@ no_repeated_warnings() { grep '^train_gpt2: warning: ' "$err" | sort | uniq -d |
 # TESTS: whether there is mpirun; otherwise this number of tests is skipped
 has_mpirun() {
     if ! command -v mpirun >/dev/null || ! grep -q 'MPI (' <<<"$("$trainer" --version)"; then
-        skip "faults of two ranks are skipped: mpirun is missing, or the program was built without MPI" "$1"
+        skip "$MPI" "$1" "two ranks"
         return 1
     fi
     export OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -1275,7 +1275,7 @@ open_link() {
     if ! { ip netns add "$ns_a" && ip netns add "$ns_b" &&
         ip link add va netns "$ns_a" type veth peer name vb netns "$ns_b"; } 2>/dev/null; then
         close_link
-        skip "faults of the network are skipped: ip netns needs root and iproute2" "$1"
+        skip "ip netns (root, and iproute2)" "$1" "a lost link"
         return 1
     fi
     ip -n "$ns_a" addr add 10.99.0.1/24 dev va

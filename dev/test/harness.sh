@@ -3,6 +3,7 @@
 # of what they print, llm.c's binary files, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
+MPI="mpirun and a program built with MPI (openmpi-bin, libopenmpi-dev)"
 export TRAIN_GPT2_SELF_CHECK=  # no check of the emulated GPU at the start of a run, and nothing in the user's cache
 
 # report NAME TROUBLE: prints a case in one line. TROUBLE is empty if the case passed. Otherwise TROUBLE follows,
@@ -25,10 +26,11 @@ end_tests() {
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
-# skip WHY TESTS: a sentence, and the number of tests that are skipped
+# skip TOOL [TESTS [PART]]: the script, or a part of it of so many tests, is left out, as the machine lacks TOOL.
+# scripts/run_tests.sh repeats the line.
 skip() {
-    echo "$1"
-    echo "[  SKIPPED ] $2 test(s)."
+    echo "skipped: ${0##*/}${3:+ ($3)} needs $1"
+    echo "[  SKIPPED ] ${2:-1} test(s)."
 }
 
 # ---- the trainer on the command line
@@ -100,11 +102,8 @@ hellaswag() {
 # use_mpirun MPI TESTS: prepares the environment for mpirun. MPI: the program's line about MPI, empty in a build without
 # MPI. Without mpirun or MPI, reports TESTS skipped tests and ends the script.
 use_mpirun() {
-    local trouble=
-    command -v mpirun >/dev/null || trouble="mpirun is not installed"
-    [ -n "$1" ] || trouble=${trouble:-"the program was built without MPI"}
-    if [ -n "$trouble" ]; then
-        skip "$trouble: tests of several ranks are skipped" "$2"
+    if ! command -v mpirun >/dev/null || [ -z "$1" ]; then
+        skip "$MPI" "$2" "several ranks"
         exit 0
     fi
     # with more ranks than cores, a rank that waits must yield its core

@@ -8,7 +8,7 @@ set -uo pipefail
 
 [ ! -x "$1/bin/nvcc" ] || exit 0
 impossible() {
-    echo "nvcc 12.4 is missing: $1"
+    echo "$1"
     exit 1
 }
 [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || impossible "its package is for Debian on amd64"

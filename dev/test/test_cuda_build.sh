@@ -11,7 +11,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 out=$folder/out err=$folder/err
 if ! command -v nvcc >/dev/null || nvidia-smi >"$out" 2>&1; then
-    echo "[  SKIPPED ] 2 test(s)."
+    skip "nvcc, and a machine without a GPU" 2
     exit 0
 fi
 

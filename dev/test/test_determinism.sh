@@ -43,7 +43,7 @@ preset="-e l2h4c128 -b 12 -t 64" odd="-e l2h3c99 -b 3 -t 37 -d 333" wide="-e l1h
 {
     for program in "$trainer" "$builds"/train_gpt2_{bf16,v2,v3}; do
         name=${program##*/}
-        [ -x "$program" ] || { skip "$name: not built: skipped" 1 && continue; }
+        [ -x "$program" ] || { skip "$program, which make test-all builds" 1 "$name" && continue; }
         report "$name: 1, 2, 3 and 5 threads" "$(
             for shape in "$preset" "$odd" "$wide"; do same_for "2 3 5" "$program" $shape; done
         )"

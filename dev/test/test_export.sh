@@ -225,15 +225,13 @@ for name in sorted(expected.keys() | found.keys()):
 END
     )"
 else
-    echo "$python has no gguf: that package does not read the files; scripts/setup.sh all installs it"
-    echo "[  SKIPPED ] 2 test(s)."
+    skip "the Python package gguf (scripts/setup.sh all)" 2 "gguf's reading"
 fi
 
 # ---- llama.cpp
 
 if ! has_package llama_cpp; then
-    echo "$python has no llama_cpp: llama.cpp does not read the files; scripts/setup.sh peers installs it"
-    echo "[  SKIPPED ] 3 test(s)."
+    skip "llama-cpp-python (scripts/setup.sh peers)" 3 "llama.cpp"
     end_tests
     exit
 fi

@@ -12,8 +12,7 @@ scratch=$(mktemp -d) out=$scratch/out
 server=
 trap '[ -z "$server" ] || kill $server; rm -rf "$scratch"' EXIT
 if ! command -v curl >/dev/null; then
-    echo "curl is not installed: scripts/get_data.sh is not tested"
-    echo "[  SKIPPED ] 1 test(s)."
+    skip curl
     exit 0
 fi
 

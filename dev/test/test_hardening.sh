@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit
 
 program=${1:-./train_gpt2}
 if ! command -v readelf >/dev/null || [ "$(head -c 4 "$program" | tail -c 3)" != ELF ]; then
-    skip "$program: no program of Linux, or readelf is not installed (binutils)" 8
+    skip "readelf (binutils), and a program of Linux" 8
     exit 0
 fi
 
@@ -25,7 +25,7 @@ hardened() { # OPTION NAME COMMAND...: COMMAND prints the trouble
     if grep -qsE "hardening=(.* )?$1" build/flags; then
         report "$2" "$("${@:3}")"
     else
-        skip "not tested: $2: the program was built without $1 (HARDENING=0, or an old compiler)" 1
+        skip "a program built with $1 (HARDENING=1, and a compiler that knows it)" 1 "$2"
     fi
 }
 loaded_anywhere() { said -h 'Type: +DYN' && said -d '\(FLAGS_1\).* PIE'; }

@@ -90,7 +90,7 @@ print(*ids, sep="\n")' "$bpe" >theirs 2>"$out" || cat "$out"
         cmp theirs <(ids_of my.txt saved_bpe/tokenizer.json) 2>&1
     )"
 else
-    echo "without transformers from pip (scripts/setup.sh all): its tokenizers are not compared"
+    skip "the Python package transformers (scripts/setup.sh all)" 4 "its tokenizers"
 fi
 
 if "$python" -c 'import transformers, torch' 2>/dev/null; then
@@ -180,9 +180,9 @@ PYTHON
             says "$out" "lm-eval documents bits_per_byte"
         )"
     else
-        echo "without lm_eval and accelerate from pip (scripts/setup.sh peers): lm-eval does not score a byte model"
+        skip "lm_eval and accelerate (scripts/setup.sh peers)" 1 "lm-eval of a byte model"
     fi
 else
-    echo "without torch and transformers from pip (scripts/setup.sh peers): texts are not compared with the pipeline's"
+    skip "torch and transformers (scripts/setup.sh peers)" 5 "the texts of transformers' pipeline"
 fi
 end_tests

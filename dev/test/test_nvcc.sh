@@ -13,15 +13,15 @@ cd "$(dirname "$0")/../.." || exit
 
 said=build/nvcc host=()
 if [ "${1:-}" = oldest ]; then
-    why=$(dev/test/nvcc12.sh build/nvcc12) || { skip "$why" 1 && exit; }
+    why=$(dev/test/nvcc12.sh build/nvcc12) || { skip "nvcc 12.4: $why" && exit; }
     for NVCC_CCBIN in g++ g++-{13..11} ''; do
         version=$("$NVCC_CCBIN" -dumpversion 2>/dev/null) && [ "${version%%.*}" -le 13 ] && break
     done
-    [ -n "$NVCC_CCBIN" ] || { skip "nvcc 12.4 needs a g++ from 11 to 13" 1 && exit; }
+    [ -n "$NVCC_CCBIN" ] || { skip "a g++ from 11 to 13, for nvcc 12.4" && exit; }
     export NVCC_CCBIN
     PATH=$PWD/build/nvcc12/bin:$PATH said=build/nvcc12/said host=(-Xcompiler -march=sapphirerapids)
 fi
-command -v nvcc >/dev/null || { skip "there is no nvcc" 1 && exit; }
+command -v nvcc >/dev/null || { skip nvcc && exit; }
 
 # the architectures of ours that this nvcc knows; sm_75 has no kernels in bf16
 known=" $(nvcc --list-gpu-code | tr '\n' ' ') " architectures=() every=() old=()
@@ -74,7 +74,7 @@ if [ $# -gt 0 ]; then
     if command -v g++-11 >/dev/null; then
         warnings gcc11 train_gpt2.cu -ccbin g++-11
     else
-        skip "there is no g++-11: nvcc 12.4 is tried with $NVCC_CCBIN alone" 1
+        skip g++-11 1 "nvcc 12.4 with an older compiler than $NVCC_CCBIN"
     fi
 else
     for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
@@ -83,7 +83,7 @@ else
     if nvcc -x cu -E -include nccl.h /dev/null >/dev/null 2>&1; then
         warnings test_nccl dev/test/test_nccl.cu -DHAVE_NCCL
     else
-        skip "there is no NCCL: its communicator is not compiled" 1
+        skip "NCCL (libnccl-dev)" 1 "its communicator"
     fi
 fi
 wait

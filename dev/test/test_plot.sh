@@ -299,8 +299,7 @@ if [ -s "$here/dom" ]; then
     report "a browser runs the page's script" "$(contains "$here/dom" '<td>4.25</td>' '<th>--learning-rate</th>' \
         '<td>NaN</td>' 'model d12, learning-rate 0.0006</label>')"
 else
-    echo "no chromium and no google-chrome runs here: the page's script is not run"
-    echo "[  SKIPPED ] 1 test(s)."
+    skip "chromium or google-chrome" 1 "the page's script"
 fi
 report "a run of the trainer" "$(
     "$TRAIN_GPT2" -i README.md -e l1h1c8 -b 1 -t 8 -d 8 -x 3 -v 2 -m 1 -s 0 --threads 1 -o "$here/real" \
@@ -364,8 +363,7 @@ if [ -n "$matplotlib" ]; then
         [ "$(head -c 4 "$here/two.png" | tail -c 3)" = PNG ] || echo "two.png is no PNG"
     )"
 else
-    echo "python3-matplotlib is not installed: pictures are not tested"
-    echo "[  SKIPPED ] 7 test(s)."
+    skip python3-matplotlib 5 pictures
 fi
 
 # ---- errors

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit
 
 trainer=$(realpath "${TRAINER:-build/test/portable/train_gpt2}")
 if [ ! -f "$(dirname "$trainer")/main.o" ]; then
-    skip "$trainer has one level: it is not for x86-64" 11
+    skip "a program for x86-64 with several levels" 11
     exit
 fi
 folder=$(mktemp -d)
@@ -107,7 +107,7 @@ if command -v qemu-x86_64 >/dev/null; then
         done
     )"
     if qemu-x86_64 -cpu Haswell "$trainer" --version 2>&1 | grep 'avx2' >/dev/null; then
-        skip "this qemu has no AVX2: the level v3 is not emulated" 2
+        skip "a qemu-x86_64 with AVX2" 2 "level v3"
     else
         report "a Haswell of 2013 runs v3, with the losses of this CPU" "$(
             on Haswell
@@ -125,13 +125,13 @@ if command -v qemu-x86_64 >/dev/null; then
     fi
     rm -f "$out"
 else
-    skip "qemu-x86_64 is not installed (qemu-user): older CPUs are not tested" 6
+    skip "qemu-x86_64 (qemu-user)" 6 "older CPUs"
 fi
 
 # ---- ranks
 
 if ! command -v mpirun >/dev/null || [[ $("$trainer" --version) != *"MPI ("* ]] || [ "$highest" = v2 ]; then
-    skip "two ranks at different levels are not tested: without MPI, or on a CPU with one level" 1
+    skip "$MPI, and a CPU with two levels" 1 "ranks at different levels"
 else
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     flags=(-i "$folder/text" -e l1h1c8 -b 1 -t 8 -x 1 -v 0 -s 0)

@@ -277,8 +277,7 @@ report "a trace that could not be written leaves nothing behind" "$(
 
 mpi=$("$trainer" --version | grep -o MPI)
 if ! command -v mpirun >/dev/null || [ -z "$mpi" ]; then
-    echo "there is no mpirun or no MPI in this build: traces of several ranks are skipped"
-    echo "[  SKIPPED ] 3 test(s)."
+    skip "$MPI" 3 "several ranks"
     end_tests
     exit
 fi

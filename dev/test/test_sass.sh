@@ -8,19 +8,13 @@
 # Needs nvcc, and cuobjdump and nvdisasm, which scripts/setup.sh all puts into build/cuda_tools; else it is skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
 
 PATH=$(echo "$PWD"/build/cuda_tools/lib/python*/site-packages/nvidia/*/bin):$PATH
 trainer=build/nvcc/train_gpt2
-skip() {
-    echo "$1"
-    echo "[  SKIPPED ] 1 test(s)."
-    exit 0
-}
-command -v nvcc >/dev/null || skip "there is no nvcc, so there is no machine code to look at"
-for tool in cuobjdump nvdisasm; do
-    command -v $tool >/dev/null || skip "there is no $tool: scripts/setup.sh all installs it where pip can"
+for tool in nvcc cuobjdump nvdisasm $trainer; do # dev/test/test_nvcc.sh builds the last
+    command -v "$tool" >/dev/null || { skip "$tool" && exit; }
 done
-[ -x $trainer ] || skip "there is no $trainer: run dev/test/test_nvcc.sh first"
 changed=$(find llmc train_gpt2.cu -newer $trainer -type f | head -n 1)
 [ -z "$changed" ] || echo "$changed is newer than $trainer: run dev/test/test_nvcc.sh first"
 

@@ -251,6 +251,6 @@ if command -v mpirun >/dev/null && "$trainer" --version | grep 'MPI (' >/dev/nul
     ok "two ranks that cannot write the cache say one sentence" one_sentence
     ok "two ranks use the plainest kernels of either" plainest
 else
-    echo "no mpirun, or a program without MPI: tests of two ranks are skipped"
+    skip "$MPI" 2 "two ranks"
 fi
 end_tests

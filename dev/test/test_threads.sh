@@ -9,8 +9,7 @@ cd "$(dirname "$0")/../.." || exit
 
 programs=$(realpath -m build/tsan) archer=$(compgen -G '/usr/lib/llvm-*/lib/libarcher.so' | sort -V | tail -n 1)
 if [ ! -x build/tsan/train_gpt2 ] || [ -z "$archer" ]; then
-    echo "no build/tsan/train_gpt2 or no Archer (clang, libomp-dev): ThreadSanitizer is left out"
-    echo "[  SKIPPED ] 11 test(s)."
+    skip "clang, Archer (libomp-dev) and build/tsan/train_gpt2" 11
     exit 0
 fi
 folder=$(mktemp -d)

@@ -350,7 +350,7 @@ if "$python" -c 'import tiktoken' 2>/dev/null && [ -f "$vocab" ]; then
         says "$out" "each byte survives"
     )"
 else
-    echo "without tiktoken from pip or GPT-2's vocab.bpe: the ids are not compared with tiktoken's"
+    skip "the Python package tiktoken (scripts/setup.sh all) and GPT-2's vocab.bpe" 1 "tiktoken's ids"
 fi
 if "$python" -c 'import tokenizers' 2>/dev/null; then
     report "the learned merges are those of Hugging Face's tokenizers" "$(
@@ -360,6 +360,6 @@ if "$python" -c 'import tokenizers' 2>/dev/null; then
         says "$out" "merges and 5000 ids are those of tokenizers"
     )"
 else
-    echo "without tokenizers from pip: the learned merges are not compared with theirs"
+    skip "the Python package tokenizers (scripts/setup.sh all)" 1 "the merges of tokenizers"
 fi
 end_tests
