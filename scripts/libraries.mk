@@ -19,8 +19,8 @@ MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 
 HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell $(NVCC) -shared \
 	-include nccl.h -x cu /dev/null $(CUDA_FLAGS) -lnccl -o /dev/null >/dev/null 2>&1 && echo yes)))$(HAVE_NCCL)
 # these goals compile nothing by themselves
-GOALS := $(filter-out help train test test-aarch64 test-all bench-cpu fuzz format format-check lint clean install \
-	uninstall,$(or $(MAKECMDGOALS),all))
+GOALS := $(filter-out help train test test-quick test-aarch64 test-all bench-cpu fuzz format format-check lint clean \
+	install uninstall,$(or $(MAKECMDGOALS),all))
 ifneq ($(GOALS),)
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
 HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))

@@ -173,6 +173,43 @@ report "build/flags changes with ARCH, and make -n only says so" "$(
         echo "the same flags with ARCH=portable"
     rm "$folder/train_gpt2"
 )"
+report "make quick: -O1, after a check of the syntax" "$(
+    target=quick made 0 "" DEVICE=cpu
+    has "-fsyntax-only train_gpt2.cu"
+    has " -O1 -g1 -w "
+    target=quick made 0 "NVIDIA H100, 9.0"
+    has "-fsyntax-only train_gpt2.cu"
+    lacks "touch build/quick" # this program is that of make
+)"
+report "make compiles the program of make quick again; without a change, make quick does nothing twice or after make" "$(
+    echo 'int main(void) { return 0; }' >"$folder/train_gpt2.cu"
+    kept build/flags quick DEVICE=cpu >/dev/null || cat "$folder/said"
+    target=quick made 0 "" DEVICE=cpu && has "Nothing to be done for 'quick'"
+    made 0 "" DEVICE=cpu && has " -O3 "
+    kept build/flags train_gpt2 DEVICE=cpu >/dev/null || cat "$folder/said"
+    made 0 "" DEVICE=cpu && has "up to date"
+    target=quick made 0 "" DEVICE=cpu && has "Nothing to be done for 'quick'"
+)"
+report "make quick with an error leaves the program that was there" "$(
+    echo 'int main(void) { return x; }' >"$folder/train_gpt2.cu"
+    kept build/flags quick DEVICE=cpu && echo "it compiled"
+    has "undeclared (first use in this function)"
+    "$folder/train_gpt2" || echo "exit status $?, expected 0"
+    true >"$folder/train_gpt2.cu"
+    rm "$folder/train_gpt2"
+)"
+# selects OP COMMAND...: the tests of make test-quick
+selects() { equal "$(env -u MAKEFLAGS make -n test-quick OP="$1" 2>&1 | grep 'scripts/run_tests.sh' | xargs)" "$2"; }
+report "make test-quick: an operation's cases and tests of its name, a subject's tests, or a sentence" "$(
+    ops='build/emulated/test_ops_bf16' reference='build/test/test_reference'
+    selects layernorm "scripts/run_tests.sh $reference *layernorm* build/test/test_gradients *layernorm* $ops *layernorm*"
+    selects adamw "scripts/run_tests.sh $reference *adamw* $ops *adamw* build/test/test_adamw"
+    selects tokenizer "scripts/run_tests.sh build/test/test_tokenizer dev/test/test_tokenize.sh"
+    for op in '' no_subject; do
+        env -u MAKEFLAGS make -n test-quick OP=$op >"$folder/said" 2>&1 && echo "OP=$op is taken"
+        has "OP=$op: expected an operation or the name of a test: adamw arena attention "
+    done
+)"
 
 report "the same nvcc keeps build/flags, and another changes it" "$(
     before=$(kept build/flags DEVICE=cuda)
@@ -249,7 +286,7 @@ if [[ :$path: == *:/usr/bin:* ]]; then
         mv "$toolkit/bin/nvcc" "$folder/bin"
     )"
 else
-    skip "nvcc is in /usr/bin, so PATH cannot lack it" 1
+    skip "a PATH without nvcc, which is in /usr/bin" 1 "nvcc of CUDA_HOME"
 fi
 
 # an Open MPI of NVIDIA's containers, of clusters, or built from source
@@ -270,7 +307,7 @@ if [ -n "$nvcc" ]; then
         [[ $rpath == *RUNPATH*/opt/x/lib* ]] || echo "expected a RUNPATH with /opt/x/lib, found '$rpath'"
     )"
 else
-    skip "there is no nvcc to link with" 1
+    skip nvcc 1 "linking with MPI"
 fi
 
 # ends_with WORD...: the last lines that run_tests.sh prints with these words
@@ -278,11 +315,13 @@ ends_with() {
     scripts/run_tests.sh "$@" >"$folder/said" 2>&1
     diff "$folder/wanted" <(tail -n "$(wc -l <"$folder/wanted")" "$folder/said")
 }
-report "the failed tests, with the commands that run them again, stand above the last line of two runs" "$(
+report "skipped and failed tests, with the commands that run them again, stand above the last line of two runs" "$(
     printf '%s\n' 'not ok shell' '    why' '    | a table' 'ok shell' '[  FAILED  ] 1 test(s)' >"$folder/shell"
     printf '%s\n' '[  FAILED  ] unit' '[  PASSED  ] 3 test(s).' '[  FAILED  ] 1 test(s), listed below:' \
         '[  FAILED  ] unit' >"$folder/cmocka"
+    printf '%s\n' 'ok rest' 'skipped: test_x.sh needs lintian' '[  SKIPPED ] 1 test(s).' >"$folder/lacking"
     cat >"$folder/wanted" <<END_OF
+skipped: test_x.sh needs lintian
 1 failed: scripts/run_tests.sh 'cat $folder/shell'
     not ok shell
         why
@@ -291,8 +330,8 @@ report "the failed tests, with the commands that run them again, stand above the
 exit status 1: scripts/run_tests.sh 'false'
 3 passed, 3 failed
 END_OF
-    ends_with --tally "$folder/tally" "cat $folder/shell" "cat $folder/cmocka" false
-    sed -i "\$d" "$folder/wanted"
+    ends_with --tally "$folder/tally" "cat $folder/lacking" "cat $folder/shell" "cat $folder/cmocka" false
+    sed -i "1d; \$d" "$folder/wanted"
     printf '%s\n' "no test ran: scripts/run_tests.sh 'true'" '3 passed, 4 failed' >>"$folder/wanted"
     ends_with --tally "$folder/tally" true
 )"

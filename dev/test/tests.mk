@@ -210,8 +210,27 @@ test: ## test: build and run the tests, about 7 minutes on two cores; the last l
 	@scripts/run_tests.sh $(TALLY:%=--tally %) $(SCRIPTS) $(EMULATED) \
 		./test_gpt2 $(TESTS) $(SANITIZED)
 
-test-quick: ## test: one subject's tests; OP=layernorm or another operation, or a test of dev/test such as OP=tokenizer
-	@dev/test/quick.sh '$(OP)' '$(MAKE)'
+# The tests of OP. An operation has tests of its cases. Other tests have OP as the start of their name, or their name
+# starts OP: tokenizer has test_tokenizer.c and test_tokenize.sh. The scripts name the programs that they run.
+OPERATIONS := loss_sum $(patsubst llmc/%_cpu.h,%,$(wildcard llmc/*_cpu.h))
+operation = $(filter $(OP),$(OPERATIONS))
+of_cases = $(if $(operation),build/test/test_reference $(if $(shell grep -E '"$(OP)_backward"|TEST.test_$(OP)' \
+	dev/test/test_gradients.c),build/test/test_gradients) build/emulated/test_ops_bf16)
+named := $(UNITS:%=build/test/%) $(EMULATED) $(sort $(wildcard dev/test/test_*.sh))
+name = $(patsubst test_%,%,$(basename $(notdir $(1:_bf16=))))
+of_name = $(filter-out $(of_cases),$(if $(filter matmul,$(OP)),build/test/test_gemm) $(foreach test,$(named),$(if \
+	$(filter $(OP)%,$(call name,$(test)))$(filter $(call name,$(test))%,$(OP)),$(test))))
+of_scripts = $(if $(filter %.sh,$(of_name)),$(filter-out build/test/portable,$(sort $(shell grep -ohE \
+	'build/(test|emulated|sanitize|bench)/(portable/)?[a-z0-9_]+' $(filter %.sh,$(of_name))))))
+quick_programs = $(sort $(filter-out %.sh,$(of_cases) $(of_name)) $(of_scripts))
+
+test-quick: ## test: the tests of an operation, OP=layernorm, or of a subject by its name, OP=tokenizer
+	$(if $(and $(OP),$(of_cases)$(of_name)),,$(error OP=$(OP): expected an operation or the name of a test: $(sort \
+		$(OPERATIONS) $(call name,$(named)))))
+	@scripts/setup.sh test
+	@$(if $(filter %.sh,$(of_name)),$(MAKE) --no-print-directory --silent quick)
+	$(if $(quick_programs),$(build_parallel) $(quick_programs))
+	@scripts/run_tests.sh $(of_cases:%='% *$(OP)*') $(of_name)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 50 minutes
 	dev/test/faults.sh whole
