@@ -70,10 +70,6 @@ $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(hardening) $(hardening_link) $(dependencies) $< -o $@ \
 	$(links_with)
 endef
-define check_syntax
-$(announce)
-@$(compiler) $(LANGUAGE) $(CFLAGS) $(defines) -fsyntax-only $<
-endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' \
@@ -109,30 +105,16 @@ endif
 
 all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build: ./train_gpt2 and ./test_gpt2 (the default)
 
-# A cuda build has no quick form: nvcc takes no CFLAGS
-quick := $(if $(filter cpu,$(device)),$(filter quick,$(MAKECMDGOALS)))
 train_gpt2 train_gpt2cu: comm = yes
 train_gpt2 train_gpt2cu: train_gpt2.cu build/flags $(portable_program)
-	$(if $(filter quick,$(MAKECMDGOALS)),$(check_syntax))
-	$(if $(portable_program),@cp $(portable_program) $@,$(compile_for_device))
-	@$(if $(filter train_gpt2,$@),$(if $(quick),touch,rm -f) build/quick)
-
-# -g1: a crash names its line. -w: with -O1 gcc warns falsely, and the check of the syntax has warned. The program of
-# `make quick` is older than the file build/quick, so that `make` compiles it again.
-quick: train_gpt2 ## build: ./train_gpt2 with -O1, in a third of the time; an error shows within two seconds
-ifneq ($(quick),)
-train_gpt2: private CFLAGS := $(filter-out -O% -g,$(CFLAGS)) -O1 -g1
-train_gpt2: private options = -w
-else
-train_gpt2: $(wildcard build/quick)
-endif
+	$(compile_program)
 
 test_gpt2: options = -DTESTING -Wno-unused-function
 test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile_for_device)
 
-include scripts/quick.mk dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/package.mk
+include dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/quick.mk scripts/package.mk
 -include $(wildcard build/depend/*.d)
 
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -164,4 +146,4 @@ help: ## build: this list
 		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
 	@sed -n '2,3s/^#  /options:/p' Makefile
 
-.PHONY: all quick clean train format format-check lint help
+.PHONY: all clean train format format-check lint help

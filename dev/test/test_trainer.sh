@@ -274,6 +274,7 @@ report "scripts/train.sh passes SIGTERM on, and prints how to resume" "$(
     equal $? 143
     says "$out" "told to end by SIGTERM"
     matches "$out" "^go on .* -y 1 "
+    says "$out" "the model has not seen enough text for words: the command after 'go on' trains it further"
     equal "$(checkpoints tree/runs/long_text-1 | wc -w)" 1
 )"
 report "an ignored signal stays ignored" "$(
