@@ -9,9 +9,8 @@
 # PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
 # For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
-# Each missing package is printed with its reason before anything is installed, and on a terminal the script asks before
-# it downloads more than 200 MB. If no package is missing, it prints nothing and needs neither root nor a network.
-# Without apt-get it prints the missing packages and stops.
+# Each missing package is printed with its reason before anything is installed. If no package is missing, the script
+# prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -89,10 +89,6 @@ if [ -z "$terminated" ]; then
     echo
     echo "The model in its own words:"
     "${generate[@]}"
-    if [ "$made" -lt 1000 ]; then
-        echo
-        echo "After $made steps a model writes letters, not yet words: the command at \`go on\` trains it further."
-    fi
 fi
 echo
 if [ "$made" -lt $steps_to_words ]; then

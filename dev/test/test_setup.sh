@@ -74,48 +74,6 @@ report "test, over 200 MB even without MPI: installs nothing, and names the pack
     says "$folder/found" "setup: a download of 300 MB takes a yes on a terminal; install $needed $mpi (Debian's names)"
     [ ! -e "$folder/packages" ] || cat "$folder/packages"
 )"
-report "test: the compilers, cJSON, cmocka, Python and MPI" "$(
-    found=$(installed test)
-    [ "$found" = "make gcc libc6-dev libcjson-dev g++ python3 libcmocka-dev openmpi-bin libopenmpi-dev" ] ||
-        echo "$found"
-)"
-report "all: what every test and the linters use too" "$(
-    found=" $(installed all | head -n 1) "
-    rm -rf "$folder/tree/build" # of pip, which finds nothing
-    for package in make g++ python3 libcmocka-dev clang-tidy shellcheck openmpi-bin clang qemu-user; do
-        [[ $found == *" $package "* ]] || echo "no $package in $found"
-    done
-    [[ $found != *dnnl* && $found != *aarch64* ]] || echo "$found"
-)"
-report "a download of more than 200 MB is asked for on a terminal, and not without one" "$(
-    for row in "150 n no yes" "300 n yes no" "300 y yes yes"; do
-        read -r MEGABYTES answer asked goes <<<"$row"
-        export MEGABYTES
-        rm -f "$folder/packages"
-        PACKAGES=$folder/packages python3 - "$folder" "$answer" >"$folder/said" 2>&1 <<'PYTHON'
-import os, sys
-pid, terminal = os.forkpty()
-if pid == 0:
-    os.environ["PATH"] = sys.argv[1] + "/bin"
-    os.execve(sys.argv[1] + "/tree/scripts/setup.sh", ["setup.sh", "build"], os.environ)
-os.write(terminal, sys.argv[2].encode() + b"\n")
-said = b""
-try:
-    while part := os.read(terminal, 4096):
-        said += part
-except OSError:
-    pass
-print(said.decode())
-PYTHON
-        found=no went=no
-        ! grep -qF "downloads $MEGABYTES MB. Go on?" "$folder/said" || found=yes
-        [ ! -s "$folder/packages" ] || went=yes
-        [ "$found $went" = "$asked $goes" ] || { echo "$row: asked $found, installed $went" && cat "$folder/said"; }
-    done
-    MEGABYTES=300
-    found=$(installed build)
-    [ "$found" = "make gcc libc6-dev libcjson-dev" ] || echo "$found"
-)"
 report "refused: another purpose" "$(
     found=$(scripts/setup.sh gpus 2>&1)
     equal "$? $found" \

@@ -183,6 +183,6 @@ PYTHON
     report "all forms were checked" "$(equal "$(grep -c . forms.txt)" "$(grep -cE '^def [a-z0-9_]+\(folder\):' \
         "$root/dev/oracle/tokenizer_check.py")")"
 else
-    skip "skipped: comparisons with transformers need scripts/setup.sh all" 24
+    skip "transformers of scripts/setup.sh all" 24 comparisons
 fi
 end_tests

@@ -51,9 +51,8 @@ static inline void add_test(const char *name, CMUnitTestFunction function) {
     __attribute__((constructor(1000 + __LINE__))) static void add_##name(void) { add_test(#name, name); }              \
     static void name(void **state __attribute__((unused)))
 
-// Runs every TEST, or with TEST_FILTER those whose name matches its pattern. Returns the number of failures.
+// Runs every TEST. Returns the number of failures.
 static inline int run_all_tests(const char *name) {
-    if (getenv("TEST_FILTER")) { cmocka_set_test_filter(getenv("TEST_FILTER")); }
     return cmocka_run_group_tests_name(name, test_list()->tests, NULL, NULL);
 }
 
