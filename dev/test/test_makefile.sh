@@ -204,7 +204,7 @@ report "make test-quick: an operation's cases and tests of its name, a subject's
     ops='build/emulated/test_ops_bf16' reference='build/test/test_reference'
     selects layernorm "scripts/run_tests.sh $reference *layernorm* build/test/test_gradients *layernorm* $ops *layernorm*"
     selects adamw "scripts/run_tests.sh $reference *adamw* $ops *adamw* build/test/test_adamw"
-    selects tokenizer "scripts/run_tests.sh build/test/test_tokenizer dev/test/test_tokenize.sh"
+    selects tokenizer "scripts/run_tests.sh build/test/test_tokenizer dev/test/test_tokenize.sh dev/test/test_tokenizer_forms.sh"
     for op in '' no_subject; do
         env -u MAKEFLAGS make -n test-quick OP=$op >"$folder/said" 2>&1 && echo "OP=$op is taken"
         has "OP=$op: expected an operation or the name of a test: adamw arena attention "
