@@ -298,7 +298,7 @@ while IFS='|' read -r name words arguments; do
         fi
     )"
 done <<'ROWS'
-files shorter than a sequence|-i: 10 of 11 files to train on are shorter than a sequence of -t 16 and are not read, 70 tokens; join them|-i mixed/*.txt -x 1 -v 0
+files shorter than a sequence|-i: 10 of 11 files to train on (70 tokens) are shorter than a sequence of -t 16 and are not read|-i mixed/*.txt -x 1 -v 0
 validation data that is the training data|text.txt is the same file as text.txt: the validation loss is that of training data|-i text.txt -j text.txt -x 1 -v 1
 the same by a link|link.txt is the same file as text.txt|-i text.txt -j link.txt -x 1 -v 1
 the same by content|copy.txt is the same file as text.txt|-i text.txt -j copy.txt -x 1 -v 1

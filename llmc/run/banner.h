@@ -51,10 +51,10 @@ static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
             skipped += used ? 0 : sets[i]->files[f].num_tokens;
         }
         if (count == 0 || (i == 1 && a->val_every == 0)) { continue; }
-        printf("note      %s: %s of %d files%s are shorter than a sequence of -t %d and are not read, %s tokens; join "
+        printf("note      %s: %s of %d files%s (%s tokens) are shorter than a sequence of -t %d and are not read; join "
                "them with cat, or give a smaller -t\n",
-               sets[i]->flag, count_text(files, count), sets[i]->num_files, sets[i]->use, a->T,
-               count_text(tokens, skipped));
+               sets[i]->flag, count_text(files, count), sets[i]->num_files, sets[i]->use, count_text(tokens, skipped),
+               a->T);
     }
     char **train = token_files_paths(&d->train_files), **val = token_files_paths(&d->val_files);
     print_same_files(stdout, "-i", train, d->train_files.num_files, NULL, NULL, 0);
@@ -138,7 +138,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {*no_gpu != 0, "this program can use a GPU, but finds none: ", no_gpu},
         {a->warmup >= max_steps, "the learning rate never reaches its peak: the warmup -u is as long as the run", ""},
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
-         "the learning rate never decays: -q 0.1 lets it fall to a tenth, -k constant says so", ""},
+         "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},

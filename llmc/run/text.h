@@ -91,6 +91,7 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
 // Stops if the shards of a flag were made with another tokenizer than that of the file `path`.
 static inline void check_shards(const Tokenizer *tokenizer, const char *path, const char *flag, const char *shards) {
     char merges[PATH_LENGTH];
+    if (!shards) { return; }
     find_merges_of_shards(merges, shards);
     if (!*merges || !token_files_match_shards(shards)) { return; }
     Tokenizer other = tokenizer_open(merges);
