@@ -21,7 +21,8 @@ from transformers import AutoTokenizer  # noqa: E402
 GERMAN = "Der schöne Fluß fließt über die Brücke, und die Brücke überquert den Fluß. Größe, Maß und Übermaß! "
 CHINESE = "今天天气很好，我们去公园散步。公园里的花很好看，天气也很好。今天我们很高兴。"
 ARABIC = "ذهب الولد إلى المدرسة في الصباح، وعاد الولد من المدرسة في المساء. المدرسة كبيرة. "
-ENGLISH = "The cat sat on the mat, and the cats saw that the mat wasn't theirs.\n\n    def f(x):\n        return x + 1\n"
+ENGLISH = ("The cat sat on the mat, and the cats saw that the mat wasn't theirs.\n\n"
+           "    def f(x):\n        return x + 1\n")
 END = "<|endoftext|>"
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 SPACES = [" " * n for n in range(31, 1, -1)] + ["\t" * n for n in range(9, 1, -1)]

@@ -48,7 +48,8 @@ put("text.lzma", lzma.compress(text.encode(), format=lzma.FORMAT_ALONE))
 put("text.zst", b"\x28\xb5\x2f\xfd" + text.encode()); put("text.lz4", b"\x04\x22\x4d\x18" + text.encode())
 put("text.7z", b"7z\xbc\xaf\x27\x1c" + bytes(100)); put("text.rar", b"Rar!\x1a\7\0" + bytes(100))
 put("table.parquet", b"PAR1\x15\x04" + bytes(100)); put("table.arrow", b"ARROW1\0\0" + bytes(100))
-put("stream.arrow", b"\xff\xff\xff\xff" + struct.pack("<II", 400, 16) + bytes(400)); put("table.avro", b"Obj\1" + bytes(99))
+put("stream.arrow", b"\xff\xff\xff\xff" + struct.pack("<II", 400, 16) + bytes(400))
+put("table.avro", b"Obj\1" + bytes(99))
 put("book.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)); put("book.rtf", r"{\rtf1\ansi " + text + "}")
 put("book.pdf", "%PDF-1.7\n" + text); put("book.ps", "%!PS-Adobe-3.0\n" + text)
 put("a.png", b"\x89PNG\r\n\x1a\n" + bytes(99)); put("a.jpg", b"\xff\xd8\xff\xe0" + bytes(99))
@@ -60,8 +61,8 @@ put("text.lzo", b"\x89LZO\0\r\n" + bytes(99)); put("text.sz", b"\xff\6\0\0sNaPpY
 put("a.exe", b"MZ\x90\0" + bytes(60) + b"!This program cannot be run in DOS mode.")
 put("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
 put("error.html", "\n<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"); put("page", "<HTML lang='en'>")
-put("model.safetensors", struct.pack("<Q", 60) + json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-    ).ljust(60).encode() + bytes(4))
+header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(60)
+put("model.safetensors", struct.pack("<Q", 60) + header.encode() + bytes(4))
 put("model.gguf", b"GGUF\3\0\0\0" + bytes(99)); put("model.h5", b"\x89HDF\r\n\x1a\n" + bytes(99))
 put("marked16.txt", text.encode("utf-16")); put("program", b"\x7fELF" + bytes(99))
 put("train.bin", array.array("H", [(i * 7) % 300 for i in range(5000)]).tobytes())
@@ -81,23 +82,26 @@ put("turns.jsonl", "".join(json.dumps(turns) + "\n" for _ in range(20)))
 put("messages.jsonl", "".join(json.dumps({"messages": turns}) + "\n" for _ in range(20)))
 put("bad.jsonl", lines.replace("}\n{", "}\nnot JSON\n{", 1) + '{"body":"x"}\n')
 # text that begins like something else
-for name, start in {"verse": "[Verse 1]\n", "code": "{\n    int a;\n}\n", "list": '{"a", "b"}\n', "words": "GGUF BZh PAR1 PK\n",
-                    "tag": "<p>a</p>\n", "less": "<htmlx\n"}.items():
+for name, start in {"verse": "[Verse 1]\n", "code": "{\n    int a;\n}\n", "list": '{"a", "b"}\n',
+                    "words": "GGUF BZh PAR1 PK\n", "tag": "<p>a</p>\n", "less": "<htmlx\n"}.items():
     put(name + ".txt", start + text)
 # not UTF-8
 put("latin1.txt", text.encode() + "caf\xe9 \xfcber\n".encode("latin-1"))
 put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
-put("utf16.txt", text.encode("utf-16-le")); put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
+put("utf16.txt", text.encode("utf-16-le"))
+put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
 put("nul.txt", text.encode() + b"\0" + text.encode()); put("zeros.txt", text.encode() + bytes(5000))
 # more of each kind
 for protocol in 0, 1:
     put(f"pickle{protocol}", pickle.dumps(["text"] * 500, protocol=protocol))
-put("s3", '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>'); put("head.htm", "<head><title>404</title>")
+put("s3", '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>')
+put("head.htm", "<head><title>404</title>")
 put("comment.html", "<!-- saved -->\n<html lang=en>"); put("xhtml", '<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "a">')
 put("strings.txt", json.dumps([f"text {i}" for i in range(99)])); put("nested.txt", json.dumps([turns, turns]))
 put("int64.bin", array.array("q", [(i * 7) % 300 for i in range(5000)]).tobytes())
 put("pickle_or_ids.bin", array.array("H", [640] + [(i * 7) % 300 for i in range(5000)]).tobytes())
-put("old.gguf", b"GGUF\2\0\0\0" + bytes(16) + b"general.architecture"); put("gnu.tar", bytes(257) + b"ustar  \0" + bytes(99))
+put("old.gguf", b"GGUF\2\0\0\0" + bytes(16) + b"general.architecture")
+put("gnu.tar", bytes(257) + b"ustar  \0" + bytes(99))
 put("xml.txt", '<?xml version="1.0"?>\n<text>' + text + "</text>")
 put("pictures.txt", "What is WEBP? A WAVE in a RIFF.\n" + text); put("films.txt", "The ftyp box\n" + text)
 put("latin1.jsonl", '{"text":"caf\xe9, and more words of text"}\n'.encode("latin-1") * 3)
@@ -188,7 +192,7 @@ chars.bin|chars.bin is a file of token ids without a header
 wide.bin|wide.bin is a file of token ids without a header
 tokens.dat|tokens.dat is a file of token ids without a header
 list.json|list.json line 1 is an array
-pretty.json|pretty.json line 1 is not a JSON object; write one object per line: jq -c . FILE, or for an array jq -c '.[]' FILE
+pretty.json|pretty.json line 1 is not a JSON object; write one object per line: jq -c . FILE, or for an array jq
 object.json|object.json line 1 is not a JSON object
 alpaca.json|alpaca.json line 1 is an array
 ROWS
@@ -244,9 +248,9 @@ while IFS='|' read -r file words; do
         equal "$(grep -c 'not UTF-8' "$out")" 1
     )"
 done <<'ROWS'
-latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. If the text is LATIN1: iconv -f
+latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. If the text is LATIN1
 gbk.txt|500 NULs and bytes that are not UTF-8, the first at byte 0; they stay as they are. If the text is GBK: iconv -f
-utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. If the text is UTF-16LE: iconv -f
+utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. If the text is UTF-16LE
 chinese16.txt|
 nul.txt|1 NULs and bytes that are not UTF-8, the first at byte 5890
 latin1.jsonl|3 NULs and bytes that are not UTF-8, the first at byte 12
@@ -279,7 +283,8 @@ report "--skip-bad leaves out bad lines and counts them; the default stops at th
 # ---- data that is counted is trained on
 
 mkdir poems && for ((i = 0; i < 10; i++)); do echo "poem $i" >poems/$i.txt; done
-cp -r poems mixed && cp text.txt mixed && cp text.txt copy.txt && ln -s text.txt link.txt && mkdir both && cp text.txt both/a.txt && cp text.txt both/b.txt
+cp -r poems mixed && cp text.txt mixed && cp text.txt copy.txt && ln -s text.txt link.txt
+mkdir both && cp text.txt both/a.txt && cp text.txt both/b.txt
 cat >talks.jsonl <<'LINES'
 {"prompt":"a","completion":"b"}
 {"prompt":"a","completion":"a completion that is longer than a sequence of sixteen"}
@@ -298,18 +303,18 @@ while IFS='|' read -r name words arguments; do
         fi
     )"
 done <<'ROWS'
-files shorter than a sequence|-i: 10 of 11 files to train on (70 tokens) are shorter than a sequence of -t 16 and are not read|-i mixed/*.txt -x 1 -v 0
-validation data that is the training data|text.txt is the same file as text.txt: the validation loss is that of training data|-i text.txt -j text.txt -x 1 -v 1
+short files|-i: 10 of 11 files to train on (70 tokens) are shorter than a sequence of -t 16|-i mixed/*.txt -x 1 -v 0
+validation on training data|text.txt is the same file as text.txt: the validation loss is|-i text.txt -j text.txt -x 1 -v 1
 the same by a link|link.txt is the same file as text.txt|-i text.txt -j link.txt -x 1 -v 1
 the same by content|copy.txt is the same file as text.txt|-i text.txt -j copy.txt -x 1 -v 1
 one file twice in a pattern|both/b.txt is the same file as both/a.txt: its data is read twice|-i both/*.txt -x 1 -v 0
 other validation data||-i text.txt -j utf8.txt -x 1 -v 1
-a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is as long as the run|-i text.txt -x 3 -u 3 -v 0
+a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is|-i text.txt -x 3 -u 3 -v 0
 a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
 a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
 a rate that is to be constant||-i text.txt -x 1 -v 0 -q 1 -k constant
 examples that are cut|-i talks.jsonl: 1 of 3 examples are longer than -t 16, and are cut|-i talks.jsonl -x 1 -v 0
-examples without a target|-i talks.jsonl: 1 of 3 examples have no target within -t 16, and are left out|-i talks.jsonl -x 1 -v 0
+examples without a target|-i talks.jsonl: 1 of 3 examples have no target within -t 16|-i talks.jsonl -x 1 -v 0
 ROWS
 report "the count of training tokens is that of the files that are read" "$(
     run 0 -i '[pt]*/*[0-9].txt' -e l1h1c16 -b 1 -t 5 -x 1 -v 0 -s 0
@@ -363,7 +368,8 @@ report "two --tokenize of one name at once: one writes, the other is refused" "$
         rm -f race_*
         for side in a b; do
             status=0
-            "$trainer" --tokenizer "$merges" --val-share 0 --tokenize race -i big.txt >/dev/null 2>race.$side || status=$?
+            "$trainer" --tokenizer "$merges" --val-share 0 --tokenize race -i big.txt >/dev/null 2>race.$side ||
+                status=$?
             echo $status >status.$side
         done &
         status=0

@@ -132,8 +132,8 @@ report "a program without MPI" "$(
     cc -std=gnu11 -D_GNU_SOURCE -DPRECISION_FP32 -I"$root" -w -fopenmp alone.c -o alone -lcjson -lm 2>&1
     trainer=./alone
     mode 2 OMPI_COMM_WORLD_SIZE=2
-    has "$folder/out" "OMPI_COMM_WORLD_SIZE=2 means several ranks, but this process found one, because this program was \
-built without MPI: install Open MPI (libopenmpi-dev) and run make again, or give -pn 1 to run it alone"
+    has "$folder/out" "OMPI_COMM_WORLD_SIZE=2 means several ranks, but this process found one, because this program \
+was built without MPI: install Open MPI (libopenmpi-dev) and run make again, or give -pn 1 to run it alone"
     mode 0 OMPI_COMM_WORLD_SIZE=2 -pn 1
 )"
 end_tests

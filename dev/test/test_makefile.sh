@@ -181,7 +181,7 @@ report "make quick: -O1, after a check of the syntax" "$(
     has "-fsyntax-only train_gpt2.cu"
     lacks "touch build/quick" # this program is that of make
 )"
-report "make compiles the program of make quick again; without a change, make quick does nothing twice or after make" "$(
+report "make compiles the program of make quick again; without a change, make quick does nothing" "$(
     echo 'int main(void) { return 0; }' >"$folder/train_gpt2.cu"
     kept build/flags quick DEVICE=cpu >/dev/null || cat "$folder/said"
     target=quick made 0 "" DEVICE=cpu && has "Nothing to be done for 'quick'"
@@ -202,9 +202,11 @@ report "make quick with an error leaves the program that was there" "$(
 selects() { equal "$(env -u MAKEFLAGS make -n test-quick OP="$1" 2>&1 | grep 'scripts/run_tests.sh' | xargs)" "$2"; }
 report "make test-quick: an operation's cases and tests of its name, a subject's tests, or a sentence" "$(
     ops='build/emulated/test_ops_bf16' reference='build/test/test_reference'
-    selects layernorm "scripts/run_tests.sh $reference *layernorm* build/test/test_gradients *layernorm* $ops *layernorm*"
+    selects layernorm \
+        "scripts/run_tests.sh $reference *layernorm* build/test/test_gradients *layernorm* $ops *layernorm*"
     selects adamw "scripts/run_tests.sh $reference *adamw* $ops *adamw* build/test/test_adamw"
-    selects tokenizer "scripts/run_tests.sh build/test/test_tokenizer dev/test/test_tokenize.sh dev/test/test_tokenizer_forms.sh"
+    selects tokenizer \
+        "scripts/run_tests.sh build/test/test_tokenizer dev/test/test_tokenize.sh dev/test/test_tokenizer_forms.sh"
     for op in '' no_subject; do
         env -u MAKEFLAGS make -n test-quick OP=$op >"$folder/said" 2>&1 && echo "OP=$op is taken"
         has "OP=$op: expected an operation or the name of a test: adamw arena attention "

@@ -244,8 +244,8 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
     return found;
 }
 
-// Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, usually without
-// the prefix, becomes wte.weight.
+// Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, usually
+// without the prefix, becomes wte.weight.
 static inline void model_rename_tensors(SafeTensors *file) {
     const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
     const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;

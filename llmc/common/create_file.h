@@ -1,7 +1,8 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
 defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_of_fd,
-         part_put, part_put_at, part_close, part_discard, part_finish, read_error, open_regular, read_exact, read_whole_file
+         part_put, part_put_at, part_close, part_discard, part_finish, read_error, open_regular, read_exact,
+         read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.

@@ -49,8 +49,8 @@ static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *pa
     return hash;
 }
 
-// Prints a note if two of the files (n) of a flag are the same by hash_file, or with `other_flag` if one of them is also
-// one of its files (m): the first pair.
+// Prints a note if two of the files (n) of a flag are the same by hash_file, or with `other_flag` if one of them is
+// also one of its files (m): the first pair.
 static inline void print_same_files(FILE *out, const char *flag, char *const *files, int n, const char *other_flag,
                                     char *const *others, int m) {
     int total = n + m, found = 0;

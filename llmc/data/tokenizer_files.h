@@ -79,7 +79,7 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 }
 
 // Writes tokenizer.json, under its final name when it is whole; returns 0 or an errno. t has merges. alone: no
-// tokenizer_config.json names end-of-text, so the file does, in a key of our own that makes transformers print a warning.
+// tokenizer_config.json names end-of-text, so the file does, in a key of our own, of which transformers warns.
 static inline int tokenizer_write_json(const Tokenizer *t, const char *path, bool alone) {
     static const char format[] =
         "{\"version\":\"1.0\",\"added_tokens\":[],\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
