@@ -304,7 +304,7 @@ while IFS='|' read -r name words arguments; do
     )"
 done <<'ROWS'
 short files|-i: 10 of 11 files to train on (70 tokens) are shorter than a sequence of -t 16|-i mixed/*.txt -x 1 -v 0
-validation on training data|text.txt is the same file as text.txt: the validation loss is|-i text.txt -j text.txt -x 1 -v 1
+validation on training data|text.txt is the same file as text.txt: the validation loss|-i text.txt -j text.txt -x 1 -v 1
 the same by a link|link.txt is the same file as text.txt|-i text.txt -j link.txt -x 1 -v 1
 the same by content|copy.txt is the same file as text.txt|-i text.txt -j copy.txt -x 1 -v 1
 one file twice in a pattern|both/b.txt is the same file as both/a.txt: its data is read twice|-i both/*.txt -x 1 -v 0
