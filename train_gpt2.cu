@@ -1144,32 +1144,31 @@ static void advance(Run *run) {
 // The training loop. At a pause the checkpoint comes first: a scheduler that stops the run may kill it before a long
 // evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
-    Run *run = (Run *)xmalloc(sizeof *run);  // 41 KiB, a third of a small stack
-    run_open(run, a, host);
+    Run run;
+    run_open(&run, a, host);
     catch_signals();
-    print_banner(a, run->backend, &run->model.config, &run->model.options, &run->data, run->groups.world, run->step,
-                 run->max_steps);
-    run->started = now_seconds();
-    long long sampled = run->step;
+    print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
+                 run.max_steps);
+    run.started = now_seconds();
+    long long sampled = run.step;
     for (bool ending = false; !ending;) {
-        const char *reason = stop_reason(run);
-        ending = *reason || run->step >= run->max_steps;
-        if (*reason) { logger_stopped(&run->log, run->step, run->max_steps, reason); }
-        if (run->step > run->saved && is_due(run->step, a->checkpoint_every, ending)) { save_step(run, ending); }
-        check_skips(a, &run->outliers, &run->log, run->saved, ending);
-        if (ending && agreed_signal(run->groups.world)) { break; }  // no evaluation after a signal
-        if (evaluation_due(&run->evaluations, a, run->step, ending)) {
-            evaluate(run, ending);
-            mark_done(run, ending);
+        const char *reason = stop_reason(&run);
+        ending = *reason || run.step >= run.max_steps;
+        if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
+        if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
+        check_skips(a, &run.outliers, &run.log, run.saved, ending);
+        if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
+        if (evaluation_due(&run.evaluations, a, run.step, ending)) {
+            evaluate(&run, ending);
+            mark_done(&run, ending);
         }
-        if (run->step > sampled && is_due(run->step, a->sample_every, ending)) {
-            show_sample(run);
-            sampled = run->step;
+        if (run.step > sampled && is_due(run.step, a->sample_every, ending)) {
+            show_sample(&run);
+            sampled = run.step;
         }
-        if (!ending && !*stop_reason(run)) { advance(run); }
+        if (!ending && !*stop_reason(&run)) { advance(&run); }
     }
-    run_close(run);
-    free(run);
+    run_close(&run);
 }
 
 // --generate and --eval, of the trained model of -e. Notes go to stderr: stdout has the text or the scores alone.

@@ -236,7 +236,7 @@ FORMS = [(gpt2_medium, None), (distilgpt2, None), (cerebras, None), (german, Non
          (roberta_order, None), (codegen, None), (phi_1, None), (p50k_base, None), (windows, None),
          (no_last_newline, None), (chat_tokens, None), (split_pattern, None), (two_ways, None),
          (opt, '"add_bos_token":true'), (roberta, "RobertaProcessing"), (pythia, "a normalizer (NFC)"),
-         (cl100k, "does not split with GPT-2's pattern"), (gpt_1, "end-of-word suffix </w>"),
+         (cl100k, "another pattern than GPT-2's"), (gpt_1, "end-of-word suffix </w>"),
          (bert, "a WordPiece model")]
 TEXTS = [ENGLISH, GERMAN, CHINESE, ARABIC, "", "  a  b\n\n\n  c   ", "x" + END + "y <s></s>z  <mask> w<unk>",
          "<|im_start|>user\nthe cat<|im_end|>", "\t\t\tif x:\n" + " " * 40 + "y", "e\u0301 \u00a0 \u2028 😀 it's I'LL"]

@@ -139,16 +139,12 @@ TEST(test_json) {
     assert_lists("a.jsonl", "{\"text\":\"\\ud83d\\ud83d\\ude00\"}\n", "\xEF\xBF\xBD\xF0\x9F\x98\x80|");
     assert_lists("a.jsonl", "\xEF\xBB\xBF{\"text\":\"marked\"}\n", "marked|");
     static const char *const broken[] = {"{\"text\":\"a\"", "{\"text\":\"a\"} x", "plain", "{'text':1}", "{\"x\":Na}"};
-    for (size_t i = 0; i < LEN(broken); i++) {
-        assert_refused(broken[i], "line 1 is not a JSON object; write one object per line: jq -c . FILE");
-    }
-    assert_refused("[1]", "line 1 is an array; write one object per line: jq -c '.[]' FILE");
+    for (size_t i = 0; i < LEN(broken); i++) { assert_refused(broken[i], "line 1 is not a JSON object: found"); }
+    assert_refused("[1]", "line 1 is an array: found '[1]'; jq -c '.[]' FILE writes one object per line");
     static const char nul[] = "{\"text\":\"a\0b\"}";
     assert_stops(EXIT_BAD_INPUT, "is not a JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
-    for (size_t i = 0; i < LEN(other); i++) {
-        assert_refused(other[i], "line 1 has no string in the field; name the field of the text with --field: found");
-    }
+    for (size_t i = 0; i < LEN(other); i++) { assert_refused(other[i], "line 1 has no string in the field: found"); }
     Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");
     assert_string_equal(found.text, "b|");
     free(found.text);

@@ -65,7 +65,7 @@ TEST(test_header_defects) {
         const char *words;
     } defects[] = {
         {{20240520, 1, 10}, 0, "is empty"},
-        {{20240520, 1, 10}, 1, "(rename it if it is text; doc/files.md adds a header to ids without one); check"},
+        {{20240520, 1, 10}, 1, "(a text needs another name than .bin); doc/files.md says what files are read"},
         {{20240520, 1, 10}, 1023, "could not read the header"},
         {{20240520, 1, 0}, 1024, "is empty"},
         {{20240801, 1, 10}, 1044, "is a token shard of Llama 3, expected a token shard of llm.c"},

@@ -198,9 +198,9 @@ refused "no model" "--eval and --generate need a trained model" --eval four.txt
 refused "a line that is no JSON" "--eval broken.jsonl line 2 is not a JSON object" --eval broken.jsonl -e half
 refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
 printf '{"messages":[{"role":"user","content":"a"}]}\n' >talk.jsonl
-refused "conversations" "line 1 has no string in the field" --eval talk.jsonl -e half
+refused "conversations" "line 1 is a conversation or a prompt with its completion" --eval talk.jsonl -e half
 printf '{"prompt":"a","story":"b"}\n' >story.jsonl
-refused "a misspelt field" "line 1 has no string in the field; name the field of the text with --field" \
+refused "a misspelt field" "line 1 has no string in the field: found '{\"prompt\":\"a\",\"story\":\"b\"}'; name" \
     --eval story.jsonl -e half --field stroy
 refused "an example without a label" \
     "unlabelled.jsonl line 2 is no example of HellaSwag" --eval unlabelled.jsonl -e half

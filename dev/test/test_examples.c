@@ -241,7 +241,7 @@ static void load_lines(void *lines) {
 TEST(test_bad_lines) {
     static const char *const bad[][2] = {
         {"{\"text\":\"good\"}\n\n{\"text\":", "examples.jsonl line 3 is not a JSON object"},
-        {"[1]\n", "line 1 is an array, but not of turns with a role and content; write its items as lines"},
+        {"[1]\n", "line 1 is an array, but not of turns with a role and content: found '[1]'; jq"},
         {"1\n", "line 1 is not a JSON object"},
         {"{\"prompt\":\"a\"}\n", "line 1 has none of these: strings prompt and completion"},
         {"{\"prompt\":1,\"completion\":\"a\"}\n", "line 1 has none of these"},

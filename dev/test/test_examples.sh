@@ -139,7 +139,7 @@ report "long examples are truncated, and a note counts them" "$(
 report "bad input" "$(
     printf '{"text":"a"}\n{"text":\n' >broken.jsonl
     run 2 "$trainer" -i broken.jsonl -e l1h1c8 -t 16 -o refused
-    says "train_gpt2: -i broken.jsonl line 2 is not a JSON object; write one object per line: jq"
+    says "train_gpt2: -i broken.jsonl line 2 is not a JSON object: found '{\"text\":'; jq -c . FILE writes one"
     echo '{"messages":[{"role":"human","content":"a"}]}' >strange.jsonl
     run 2 "$trainer" -i strange.jsonl -e l1h1c8 -t 16 -o refused
     says "line 1 has a message without a content, or without a role of system, user or assistant: found '{\"messages\":"

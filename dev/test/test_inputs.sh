@@ -90,6 +90,16 @@ put("latin1.txt", text.encode() + "caf\xe9 \xfcber\n".encode("latin-1"))
 put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
 put("utf16.txt", text.encode("utf-16-le"))
 put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
+put("utf16be.txt", text.encode("utf-16-be"))
+put("russian16.txt", ("\u043c\u043e\u0441\u043a\u0432\u0430 \u0438 \u0434\u043e\u043c\n" * 50).encode("utf-16-le"))
+put("lines16.jsonl", lines.encode("utf-16-le")); put("lines16be.jsonl", lines.encode("utf-16-be"))
+put("speech.txt", '["Oh", she said, "no"]\n' + text); put("quotes.txt", '"Oh", she said: [1]\n' + text)
+put("special.txt", text + "<|endoftext|>\na <|endoftext|> b\n" + text)
+put("special.jsonl", json.dumps({"text": "a <|endoftext|> b"}) + "\n" + lines)
+middle = "".join(f"{i % 10}" for i in range(100000))
+put("middle1.txt", middle); put("middle2.txt", middle[:20000] + "x" + middle[20001:])
+put("pair1.bin", array.array("H", [i % 64 for i in range(5000)]).tobytes())
+put("pair2.bin", array.array("H", [i % 63 for i in range(5000)]).tobytes())
 put("nul.txt", text.encode() + b"\0" + text.encode()); put("zeros.txt", text.encode() + bytes(5000))
 # more of each kind
 for protocol in 0, 1:
@@ -164,23 +174,23 @@ table.parquet|table.parquet is a Parquet table, expected text in UTF-8; write it
 table.arrow|table.arrow is an Arrow table
 stream.arrow|stream.arrow is an Arrow stream of Hugging Face's datasets
 table.avro|table.avro is an Avro table
-a.png|a.png is a PNG picture
-a.jpg|a.jpg is a JPEG picture
-a.gif|a.gif is a GIF picture
-a.bmp|a.bmp is a BMP picture
-a.tif|a.tif is a TIFF picture
-b.tif|b.tif is a TIFF picture
-a.mp3|a.mp3 is sound
+a.png|a.png is a PNG image
+a.jpg|a.jpg is a JPEG image
+a.gif|a.gif is a GIF image
+a.bmp|a.bmp is a BMP image
+a.tif|a.tif is a TIFF image
+b.tif|b.tif is a TIFF image
+a.mp3|a.mp3 is an audio file
 a.deb|a.deb is an archive of ar or a Debian package
 a.exe|a.exe is a program
 text.lzo|text.lzo is compressed with lzop
 text.sz|text.sz is compressed with snappy
-a.webp|a.webp is a WebP picture
-a.wav|a.wav is sound
-a.mp4|a.mp4 is a film
+a.webp|a.webp is a WebP image
+a.wav|a.wav is an audio file
+a.mp4|a.mp4 is a video
 program|program is a program
 pointer|pointer is a Git-LFS pointer, expected text in UTF-8; fetch the file: git lfs pull
-error.html|error.html is an HTML page, expected text in UTF-8; download the file itself
+error.html|error.html is an HTML page or an XML error, expected text in UTF-8; download the file itself
 page|page is an HTML page
 model.safetensors|model.safetensors is a safetensors model, expected text in UTF-8; give it with -e
 model.gguf|model.gguf is a GGUF model
@@ -192,21 +202,28 @@ chars.bin|chars.bin is a file of token ids without a header
 wide.bin|wide.bin is a file of token ids without a header
 tokens.dat|tokens.dat is a file of token ids without a header
 list.json|list.json line 1 is an array
-pretty.json|pretty.json line 1 is not a JSON object; write one object per line: jq -c . FILE, or for an array jq
+pretty.json|pretty.json line 1 is not a JSON object: found '['; jq -c '.[]' FILE writes one object per line
 object.json|object.json line 1 is not a JSON object
 alpaca.json|alpaca.json line 1 is an array
+lines16.jsonl|lines16.jsonl is JSON in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16LE -t UTF-8
+lines16be.jsonl|lines16be.jsonl is JSON in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16BE -t UTF-8
 ROWS
 
 report "the command in the message converts token ids of nanoGPT" "$(
     for file in train.bin gpt2.bin chars.bin wide.bin int64.bin; do
         run 2 -i $file "${train[@]}"
-        sed -n 's/.*make a token shard of it: //p' "$err" | bash
-        run 0 -i $file.shard.bin -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0
+        sed -n 's/.* in the same command: //p' "$err" | bash
+        run 0 -i "${file}_*.shard.bin" -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0
     done
-    run 0 -i train.bin.shard.bin "${train[@]}"
+    run 0 -i train.bin_0000.shard.bin "${train[@]}"
     says "$out" " 300 tokens: "
-    run 0 -i gpt2.bin.shard.bin "${train[@]}"
+    run 0 -i gpt2.bin_0000.shard.bin "${train[@]}"
     says "$out" " 50257 tokens: "
+    run 2 -i pair1.bin "${train[@]}"
+    command=$(sed -n 's/.* in the same command: //p' "$err")
+    bash -c "$command pair2.bin"
+    run 0 -i pair1.bin_0000.shard.bin -j pair2.bin_0000.shard.bin -e l1h1c16 -b 1 -t 16 -x 1 -v 1 -s 0
+    says "$out" " 64 tokens: "
 )"
 tokenize 0 good good.jsonl
 report "a token shard is one under any name" "$(
@@ -229,7 +246,7 @@ for file in c.json c.ndjson c.JSONL c.jsonl.txt c marked.jsonl spaced.txt; do
         matches "$out" "^data      [0-9]* examples in "
     )"
 done
-for file in verse code list words tag less utf8 xml pictures films; do
+for file in verse code list words tag less utf8 xml pictures films speech quotes; do
     report "text: $file.txt" "$(
         run 0 -i $file.txt "${train[@]}"
         lacks "$out" "UTF-8|examples"
@@ -238,23 +255,26 @@ for file in verse code list words tag less utf8 xml pictures films; do
         lacks "$out" UTF-8
     )"
 done
-# file | words of the note
+# file | words of the note; ,, stands for more words
 while IFS='|' read -r file words; do
     report "a note: $file" "$(
         run 0 -i "$file" "${train[@]}"
+        words=${words/,,/; they stay as they are. If the text is in another encoding, such as }
         says "$out" "note      $file: $words"
         tokenize 0 "note_$file" "$file"
         says "$out" "note      $file: $words"
         equal "$(grep -c 'not UTF-8' "$out")" 1
     )"
 done <<'ROWS'
-latin1.txt|2 NULs and bytes that are not UTF-8, the first at byte 5893; they stay as they are. If the text is LATIN1
-gbk.txt|500 NULs and bytes that are not UTF-8, the first at byte 0; they stay as they are. If the text is GBK: iconv -f
-utf16.txt|5890 NULs and bytes that are not UTF-8, the first at byte 1; they stay as they are. If the text is UTF-16LE
-chinese16.txt|
-nul.txt|1 NULs and bytes that are not UTF-8, the first at byte 5890
-latin1.jsonl|3 NULs and bytes that are not UTF-8, the first at byte 12
-zeros.txt|5000 NULs and bytes that are not UTF-8, the first at byte 5890
+latin1.txt|2 bytes are NUL or not UTF-8, the first at byte 5893,,LATIN1
+gbk.txt|500 bytes are NUL or not UTF-8, the first at byte 0,,GBK: iconv -f
+utf16.txt|5890 bytes are NUL or not UTF-8, the first at byte 1,,UTF-16LE
+utf16be.txt|5890 bytes are NUL or not UTF-8, the first at byte 0,,UTF-16BE
+chinese16.txt|200 bytes are NUL or not UTF-8, the first at byte 0,,UTF-16LE
+russian16.txt|150 bytes are NUL or not UTF-8, the first at byte 13,,UTF-16LE
+nul.txt|1 bytes are NUL or not UTF-8, the first at byte 5890
+latin1.jsonl|3 bytes are NUL or not UTF-8, the first at byte 12
+zeros.txt|5000 bytes are NUL or not UTF-8, the first at byte 5890
 ROWS
 report "conversations as arrays of turns are those of \"messages\"" "$(
     for form in turns messages; do
@@ -266,15 +286,15 @@ report "conversations as arrays of turns are those of \"messages\"" "$(
 report "--skip-bad leaves out bad lines and counts them; the default stops at the first" "$(
     tokenize 2 bad bad.jsonl
     says "$err" "bad.jsonl line 2 is not a JSON object"
-    says "$err" "found 'not JSON'; mend it, or leave out such lines with --skip-bad N"
+    says "$err" "found 'not JSON'; jq -c . FILE writes one object per line; --skip-bad N leaves out up to N such lines"
     tokenize 2 bad bad.jsonl --skip-bad 1
     says "$err" "bad.jsonl line 5 has no string in the field"
     rm -f bad_*
     tokenize 0 bad bad.jsonl --skip-bad 2
     documents bad
-    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
+    says "$out" "note      --skip-bad left out 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
     run 0 -i bad.jsonl "${train[@]}" --skip-bad 5
-    says "$out" "note      left out by --skip-bad: 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
+    says "$out" "note      --skip-bad left out 2 lines of JSON; bad.jsonl line 2 is not a JSON object"
     matches "$out" "^data      [0-9]* examples in "
     run 2 -i bad.jsonl "${train[@]}" --skip-bad 1
     says "$err" "bad.jsonl line 5 has none of these"
@@ -284,7 +304,7 @@ report "--skip-bad leaves out bad lines and counts them; the default stops at th
 
 mkdir poems && for ((i = 0; i < 10; i++)); do echo "poem $i" >poems/$i.txt; done
 cp -r poems mixed && cp text.txt mixed && cp text.txt copy.txt && ln -s text.txt link.txt
-mkdir both && cp text.txt both/a.txt && cp text.txt both/b.txt
+cp "$merges" gpt2.bpe && mkdir both && cp text.txt both/a.txt && cp text.txt both/b.txt
 cat >talks.jsonl <<'LINES'
 {"prompt":"a","completion":"b"}
 {"prompt":"a","completion":"a completion that is longer than a sequence of sixteen"}
@@ -304,11 +324,14 @@ while IFS='|' read -r name words arguments; do
     )"
 done <<'ROWS'
 short files|-i: 10 of 11 files to train on (70 tokens) are shorter than a sequence of -t 16|-i mixed/*.txt -x 1 -v 0
-validation on training data|text.txt is the same file as text.txt: the validation loss|-i text.txt -j text.txt -x 1 -v 1
-the same by a link|link.txt is the same file as text.txt|-i text.txt -j link.txt -x 1 -v 1
-the same by content|copy.txt is the same file as text.txt|-i text.txt -j copy.txt -x 1 -v 1
-one file twice in a pattern|both/b.txt is the same file as both/a.txt: its data is read twice|-i both/*.txt -x 1 -v 0
+validation on training data|-j text.txt has the same content as -i text.txt: the|-i text.txt -j text.txt -x 1 -v 1
+the same by a link|-j link.txt has the same content as -i text.txt|-i text.txt -j link.txt -x 1 -v 1
+the same by content|-j copy.txt has the same content as -i text.txt|-i text.txt -j copy.txt -x 1 -v 1
+one file twice in a pattern|-i both/b.txt has the same content as -i both/a.txt: its data is|-i both/*.txt -x 1 -v 0
 other validation data||-i text.txt -j utf8.txt -x 1 -v 1
+files that differ in one byte||-i middle1.txt -j middle2.txt -x 1 -v 1
+special tokens in bytes|-i special.txt: 2 <|-i special.txt -x 1 -v 0
+special tokens in examples|1 special token, such as <|-i special.jsonl --tokenizer gpt2.bpe -x 1 -v 0
 a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is|-i text.txt -x 3 -u 3 -v 0
 a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
 a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
@@ -356,10 +379,10 @@ report "--tokenize: a held-out share above the one asked for, its own output, on
     rm own/x_train_*
     for name in own/x own/y; do # neither its own output nor another command's
         run 2 --tokenizer "$merges" --tokenize $name -i 'own/*.txt' --val-share 0
-        says "$err" "own/x_merges.txt is the merges of a tokenizer, expected text in UTF-8; give it with --tokenizer"
+        says "$err" "own/x_merges.txt is a tokenizer's merges file, expected text in UTF-8; give it with --tokenizer"
     done
     tokenize 0 twice 'both/*.txt'
-    says "$out" "note      both/b.txt is the same file as both/a.txt: its data is read twice"
+    says "$out" "note      -i both/b.txt has the same content as -i both/a.txt: its data is read twice"
 )"
 report "two --tokenize of one name at once: one writes, the other is refused" "$(
     for i in {1..60}; do cat text.txt; done >big.txt

@@ -250,15 +250,16 @@ refused() {
 printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
 printf '{"text":"a"}\n\n{"body":"b"}\n' >other.jsonl
 refused "a line that is no JSON" 2 "-i broken.jsonl line 3 is not a JSON object" e1 -i broken.jsonl
-refused "a line without the field" 2 "-i other.jsonl line 3 has no string in the field; name the field" e2 \
+refused "a line without the field" 2 "-i other.jsonl line 3 has no string in the field: found" e2 \
     -i other.jsonl
 refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
 refused "a folder" 2 "is a folder; name its files" e4 -i corpus
 refused "an output that exists" 2 "'one_train_000001.bin' exists already" one -i long.txt
 refused "the tokenizer of bytes" 2 "is that of bytes, and text needs no shards then" e4 -i long.txt \
     --tokenizer bytes/step_00000001/tokenizer.json
-refused "an output in no folder" 2 "could not write 'absent/x_train_000001.bin.part'" absent/x -i long.txt
+refused "an output in a file" 2 "not write 'long.txt/x_train_000001.bin.part': Not a directory" long.txt/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
+report "an output in new folders" "$(run 0 new/folder/x -i long.txt && ls new/folder/x_train_000001.bin >"$out")"
 report "a refusal leaves no shard" "$(find . -name "e[0-9]_*.bin")"
 rm -f -- *.part
 report "after a bad line, the mended text is tokenized" "$(

@@ -665,11 +665,12 @@ TEST(test_tokenizer_json) {
     } bad[] = {
         {{.type = "WordPiece"}, "has a WordPiece model, and GPT-2's is a BPE"},
         {{.type = "Unigram"}, "has a Unigram model"},
-        {{.pre_tokenizer = "{\"type\":\"Whitespace\"}"}, "has a pre-tokenizer (Whitespace) that does not split"},
-        {{.pre_tokenizer = "null"}, "has a pre-tokenizer (none) that does not split with GPT-2's pattern"},
-        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"use_regex\":false}"}, "(ByteLevel) that does not split"},
-        {{.pre_tokenizer = SPLIT("\\\\p{L}+")}, "has a pre-tokenizer (Sequence) that does not split"},
-        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"}, "adds a space before each text"},
+        {{.pre_tokenizer = "{\"type\":\"Whitespace\"}"}, "has a pre-tokenizer (Whitespace) with another pattern"},
+        {{.pre_tokenizer = "null"},
+         "has a pre-tokenizer (none) with another pattern than GPT-2's, or with add_prefix_space"},
+        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"use_regex\":false}"}, "(ByteLevel) with another pattern"},
+        {{.pre_tokenizer = SPLIT("\\\\p{L}+")}, "has a pre-tokenizer (Sequence) with another pattern"},
+        {{.pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"}, "a pre-tokenizer (ByteLevel) with"},
         {{.normalizer = "{\"type\":\"NFC\"}"}, "has a normalizer (NFC)"},
         {{.merges = "{}"}, "has no vocab and merges of a BPE"},
         {{.model = "\"end_of_word_suffix\":\"</w>\","}, "has \"end_of_word_suffix\":\"</w>\""},
@@ -685,8 +686,8 @@ TEST(test_tokenizer_json) {
         {{.added = "{\"id\":265}"}, "an added token has no content"},
         {{.merges = "[\"a b\",7]"}, "merge 2 is neither a string nor a pair of strings"},
         {{.merges = "[\"a b\",[\"a\"]]"}, "merge 2 is neither a string nor a pair of strings"},
-        {{.merges = "[\"a b\",\"x y\"]"}, "line 2: 'x y' joins no two tokens of the vocabulary into another one"},
-        {{.merges = "[\"a b\",\"a b\"]"}, "line 2: 'a b' joins no two tokens of the vocabulary"},
+        {{.merges = "[\"a b\",\"x y\"]"}, "line 2: 'x y' joins no two known tokens"},
+        {{.merges = "[\"a b\",\"a b\"]"}, "line 2: 'a b' joins no two known tokens"},
         {{.merges = "[]"}, "found no merges"},
         {{.tokens = "\"b\":7,"}, "the tokens 'b' and '(' have one id, 7"},
         {{.tokens = "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
@@ -815,6 +816,7 @@ TEST(test_tokenizer_config) {
         {"{\"add_prefix_space\":true}", "has \"add_prefix_space\":true"},
         {"{\"tokenizer_class\":\"RobertaTokenizer\"}", "names RobertaTokenizer, which adds <s> and </s> to each text"},
         {"{\"added_tokens_decoder\":{\"0\":{\"content\":\"<s>\",\"single_word\":true}}}", "as a whole word only"},
+        {"{\"added_tokens_decoder\":[{\"content\":\"<s>\"}],\"add_bos_token\":true}", "has \"add_bos_token\":true"},
     };
     for (size_t i = 0; i < LEN(rows); i++) {
         const char *more[] = {"tokenizer_config.json", rows[i][0], NULL};
@@ -844,11 +846,8 @@ TEST(test_tokenizer_folder) {
     t = tokenizer_open(temp_dir());
     assert_true(tokenizer_fingerprint(&t) == tokenizer_fingerprint(&small));
     tokenizer_free(&t);
-    char path[PATH_LENGTH], why[PATH_LENGTH];
-    write_json_file(&(JsonFile){.type = "Unigram"});
-    tokenizer_in_folder(path, temp_dir(), why);
-    assert_true(has_ending(path, "/merges.txt"));
-    assert_string_equal(why, "a Unigram model, and GPT-2's is a BPE");
+    write_json_file(&(JsonFile){.type = "Unigram"});  // merges.txt does not stand in for it
+    assert_stops(2, "tokenizer.json has a Unigram model, and GPT-2's is a BPE", open_path, (void *)temp_dir());
     tokenizer_free(&small);
     remove_vocab_files();
 }

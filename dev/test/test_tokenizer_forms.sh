@@ -54,12 +54,12 @@ report "a line that is a special token ends a document; within a line it is text
     printf 'a<s>b\n<|endoftext|>\n</s>c <mask>\n</s>\r\nd <s></s>\n' >special.txt
     tokenize special special.txt roberta
     says "$out" "3 documents"
-    says "$out" "note      read as text: 5 special tokens, such as <|endoftext|>, inside a line"
+    says "$out" "note      5 special tokens, such as <|endoftext|>, inside the text: read as characters"
     equal "$(ids special_train_000001.bin | grep -o ' 2 ' | wc -l)" 3
     equal "$(grep -c ^note "$out")" 1
     run 0 -i 'moved_train_*.bin' -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0 -n 1 -o run
     run 0 --eval special.txt -e run
-    says "$err" "note      read as text: 5 special tokens"
+    says "$err" "note      5 special tokens"
 )"
 report "a prompt reads a special token as one, and an added token prints as itself" "$(
     printf '<s>the cat<mask>' | "$dump" roberta >"$out"
@@ -135,11 +135,16 @@ tokenizer["normalizer"] = {"type": "NFC"}
 with open("foreign.json", "w", encoding="utf-8") as file:
     json.dump(tokenizer, file)
 PYTHON
+    tokenize padded short.txt pad
+    run 0 -i 'padded_train_*.bin' -e pad -b 1 -t 16 -x 1 -v 0 -s 0
+    says "$out" "note      the vocabulary of the data is not the model's: an id may be another token there"
+    run 0 --eval padded_train_000001.bin -e pad -t 16
+    says "$err" "note      the vocabulary of the data is not the model's: an id may be another token there"
     run 0 --generate 1 -e pad --prompt 'the[PAD]'
-    says "$err" "note      the model has no rows for the tokenizer's added tokens 304 to 304: they are left out"
+    says "$err" "note      the model has no embeddings from id 304 on: 1 of the tokenizer's added tokens"
     cp foreign.json pad/tokenizer.json
     run 2 --generate 1 -e pad --prompt the
-    says "$err" "the tokenizer.json of 'pad' is not used: it has a normalizer (NFC), and GPT-2's has none"
+    says "$err" "'pad/tokenizer.json' is not used: it has a normalizer (NFC), and GPT-2's has none"
     run 0 -i 'moved_train_*.bin' --tokenizer '' -e pad -b 1 -t 16 -x 1 -v 0 -s 0
 )"
 

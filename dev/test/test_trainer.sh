@@ -681,6 +681,8 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
 refused "--fit without training" "--generate does not use --fit" --generate 3 -e whole --fit
+refused "-b in --generate" "--generate does not use --micro-batch, -b" --generate 3 -e whole -b 2
+refused "--offload in --export" "--export does not use --offload" --export gguf -e whole -o x.gguf --offload 2
 refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \
     --plan --fit=all
 refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto all; found '5'" -i text -r 5
@@ -693,7 +695,7 @@ refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]
 refused "an unknown flag" "unknown flag --learning-rat; --help lists all flags" --learning-rat 1
 report "the answers to unknown flags name flags of --help" "$(
     "$trainer" --help >"$out"
-    answers=$(grep -E '"(here|the type)' "$(dirname "$golden")/../../llmc/run/other_names.h")
+    answers=$(grep -E '"(here|the type)' "$(dirname "$golden")/../../llmc/run/flags.h")
     mapfile -t named < <(grep -oE -- ' \(?--?[a-z][-a-z0-9]*' <<<"$answers" | tr -d ' (' | sort -u)
     holds "${#named[@]} > 30"
     for name in "${named[@]}"; do matches "$out" "^ .*[ ]$name "; done
@@ -702,7 +704,7 @@ OMP_NUM_THREADS=999999 refused "too many threads" "OMP_NUM_THREADS asks for 9999
     "${tiny[@]}" -x 1
 report "too many threads, but --threads" "$(OMP_NUM_THREADS=999999 run 0 "${tiny[@]}" -x 1 --threads 2)"
 report "a small stack" "$(
-    ulimit -s 128
+    ulimit -s 256
     small=("${tiny[@]}" --device cpu --threads 2)
     run 0 "${small[@]}" -x 2 -n 1 -v 1 -s 1 -o little
     run 0 -o little -y 1 -x 3 --threads 2
@@ -711,13 +713,13 @@ report "a small stack" "$(
     run 0 --export gguf -e little -o little.gguf --threads 2
     run 0 --train-bpe 300 -i text -o merged --threads 2
     run 0 --tokenize merged/shards -i text --tokenizer merged/merges.txt --threads 2
-    run 1 "${small[@]}" -x 1 --threads 1024
-    says "$err" "the stack is limited to 128 KiB, expected at least 248 for 1024 threads: raise it with ulimit -s 8192"
-    ulimit -s 64
-    run 1 "${small[@]}" -x 1
-    one_line "$err"
-    says "$err" "the stack is limited to 64 KiB, expected at least 120"
-    run 0 --version
+    run 0 "${small[@]}" -x 1 --threads 1024
+    for stack in 255 128 64; do
+        ulimit -s $stack
+        run 1 "${small[@]}" -x 1
+        one_line "$err"
+        says "$err" "the stack is limited to $stack KiB, expected at least 256: raise it with ulimit -s 8192"
+    done
 )"
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1

@@ -22,17 +22,6 @@ UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/shapes/params.h"
 
-// Parses the text of a JSON object, printed by a printf format that has ' for every quote. The caller deletes it.
-__attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *format, ...) {
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    for (char *quote = text; (quote = strchr(quote, '\'')) != NULL;) { *quote = '"'; }
-    return cJSON_Parse(text);
-}
-
 static inline cJSON *tokenizer_config_json(const GPT2Config *c, const Tokenizer *t) {
     bool bytes = !t->merges;
     char end[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];

@@ -121,13 +121,11 @@ enum { COUNT_LENGTH = 28 };
 
 // text (COUNT_LENGTH) = 1234567 as 1,234,567
 static inline const char *count_text(char *text, uint64_t count) {
-    char digits[COUNT_LENGTH];
-    int n = snprintf(digits, sizeof digits, "%llu", (unsigned long long)count), at = 0;
-    for (int i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0) { text[at++] = ','; }
-        text[at++] = digits[i];
+    int n = snprintf(text, COUNT_LENGTH, "%llu", (unsigned long long)count);
+    for (int at = n - 3; at > 0; at -= 3, n++) {
+        memmove(text + at + 1, text + at, (size_t)(n - at + 1));
+        text[at] = ',';
     }
-    text[at] = 0;
     return text;
 }
 

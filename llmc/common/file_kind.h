@@ -17,125 +17,7 @@ enum { FILE_OTHER, FILE_FOREIGN, FILE_PACKED, FILE_JSON, FILE_RAW_TOKENS, FILE_T
 enum { FILE_GGUF = FILE_HELLASWAG + 1, FILE_LLMC_MODEL, FILE_SAFETENSORS };
 enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 
-// clang-format off
-#define UNPACK(COMMAND) "unpack it: " COMMAND
-#define GIVE_TEXT "give text, or text as JSON lines"
-#define AT(AT, FIRST, WITHIN, WHAT, ADVICE)                                                                            \
-    { FILE_FOREIGN, AT, sizeof(FIRST) - 1, FIRST, WITHIN, 0, WHAT, ADVICE }
-#define FOREIGN(FIRST, WHAT, ADVICE) AT(0, FIRST, NULL, WHAT, ADVICE)
-#define WITH(FIRST, WITHIN, WHAT, ADVICE) AT(0, FIRST, WITHIN, WHAT, ADVICE)
-#define LLMC(KIND, NUMBER, WHAT, ADVICE)                                                                               \
-    { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE }
-#define JSON_LINES "write its text as JSON lines"
-#define WRITES_GGUF "this trainer only writes them: give Hugging Face's or llm.c's form"
-#define PLAIN_TEXT "save it as plain text"
-#define SAVE_PRETRAINED                                                                                                \
-    "give the folder that transformers' save_pretrained writes of it; doc/files.md converts nanoGPT's checkpoints"
-// The rows have more than the words GGUF, BZh and PAR1, with which a text may begin.
-static const struct {
-    int kind, at;        // `first` is at this byte
-    size_t length;       // of `first`
-    const char *first;   // bytes of the file; NULL: the int32 `number`, as in llm.c's files
-    const char *within;  // bytes that follow somewhere in the first FILE_HEAD; NULL: any
-    uint32_t number;
-    const char *what, *advice;  // "is WHAT", and what to do with the file
-} file_kinds[] = {
-    {FILE_SAFETENSORS, 0, 0, NULL, NULL, 0, "a safetensors model", "give it with -e"},
-    {FILE_JSON, 0, 0, NULL, NULL, 0, "JSON", GIVE_TEXT},
-    {FILE_RAW_TOKENS, 0, 0, NULL, NULL, 0, "a file of token ids without a header, as nanoGPT's train.bin", ""},
-    {FILE_PACKED, 0, 0, NULL, NULL, 0, "a Python pickle", GIVE_TEXT},
-    {FILE_FOREIGN, 0, 0, NULL, NULL, 0, "an HTML page", "download the file itself, or extract the text of the page"},
-    {FILE_GGUF, 0, 5, "GGUF\3", NULL, 0, "a GGUF model", WRITES_GGUF},
-    WITH("GGUF", "general.", "a GGUF model of an old version", WRITES_GGUF),
-    LLMC(FILE_LLMC_MODEL, LLMC_MAGIC, "an llm.c model", "give it with -e"),
-    LLMC(FILE_TOKENS, TOKEN_MAGIC, "a token shard", "give it with -i or -j"),
-    LLMC(FILE_FOREIGN, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"),
-    LLMC(FILE_HELLASWAG, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"),
-    LLMC(FILE_FOREIGN, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"),
-    LLMC(FILE_FOREIGN, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"),
-    LLMC(FILE_FOREIGN, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"),
-    FOREIGN("#version: 0.2\n", "the merges of a tokenizer", "give it with --tokenizer"),
-    FOREIGN("version https://git-lfs", "a Git-LFS pointer", "fetch the file: git lfs pull"),
-    // models and arrays of Python
-    WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
-    FOREIGN("\x80\2\x8A\n", "a file of PyTorch", SAVE_PRETRAINED),
-    WITH("(lp", "\nV", "a Python pickle", GIVE_TEXT),
-    WITH("(dp", "\nV", "a Python pickle", GIVE_TEXT),
-    FOREIGN("]q\0", "a Python pickle", GIVE_TEXT),
-    FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
-    WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
-    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; "
-     "load a model with transformers' from_tf=True, and give the folder that save_pretrained writes"),
-    // tables and databases
-    WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
-    FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
-    FOREIGN("FEA1", "a Feather table", JSON_LINES),
-    WITH("\xff\xff\xff\xff", "\x10", "an Arrow stream of Hugging Face's datasets",
-     "write its text as JSON lines: dataset.to_json(\"my.jsonl\")"),
-    FOREIGN("Obj\1", "an Avro table", JSON_LINES),
-    FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),
-    // documents
-    WITH("PK\3\4", "[Content_Types].xml", "an Office document", PLAIN_TEXT),
-    WITH("PK\3\4", "mimetypeapplication/", "an OpenDocument file or EPUB", PLAIN_TEXT),
-    FOREIGN("\xd0\xcf\x11\xe0", "an Office document", PLAIN_TEXT),
-    FOREIGN("{\\rtf", "an RTF document", PLAIN_TEXT),
-    FOREIGN("%PDF-", "a PDF document", "extract its text: pdftotext"),
-    FOREIGN("%!PS", "a PostScript document", "extract its text: ps2ascii"),
-    FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
-    FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
-    // archives
-    {FILE_PACKED, 0, 4, "PK\3\4", NULL, 0, "a zip archive", UNPACK("unzip")},
-    FOREIGN("PK\5\6", "an empty zip archive", GIVE_TEXT),
-    AT(257, "ustar\0", NULL, "a tar archive", UNPACK("tar xf")),
-    AT(257, "ustar  ", NULL, "a tar archive", UNPACK("tar xf")),
-    FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
-    FOREIGN("\x1f\x9d", "compressed with compress", UNPACK("gunzip")),
-    WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
-    FOREIGN("\xfd\x37zXZ", "compressed with xz", UNPACK("unxz")),
-    FOREIGN("\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK("unzstd")),
-    FOREIGN("\x04\x22\x4d\x18", "compressed with lz4", UNPACK("unlz4")),
-    WITH("]", "\xff\xff\xff\xff\xff\xff\xff\xff", "compressed with lzma", UNPACK("unlzma")),
-    FOREIGN("LZIP\1", "compressed with lzip", UNPACK("lunzip")),
-    FOREIGN("7z\xbc\xaf", "a 7-Zip archive", UNPACK("7z x")),
-    FOREIGN("\x89LZO", "compressed with lzop", UNPACK("lzop -d")),
-    FOREIGN("\xff\6\0\0sNaPpY", "compressed with snappy", UNPACK("snzip -d")),
-    FOREIGN("!<arch>\n", "an archive of ar or a Debian package", UNPACK("ar x")),
-    FOREIGN("Rar!\x1a", "a RAR archive", UNPACK("unrar x")),
-    // pictures, sound, programs
-    FOREIGN("\x89PNG", "a PNG picture", GIVE_TEXT),
-    FOREIGN("\xff\xd8\xff", "a JPEG picture", GIVE_TEXT),
-    FOREIGN("GIF87a", "a GIF picture", GIVE_TEXT),
-    FOREIGN("GIF89a", "a GIF picture", GIVE_TEXT),
-    WITH("RIFF", "WEBPVP8", "a WebP picture", GIVE_TEXT),
-    FOREIGN("II*\0", "a TIFF picture", GIVE_TEXT),
-    FOREIGN("MM\0*", "a TIFF picture", GIVE_TEXT),
-    AT(6, "\0\0\0\0", "BM", "a BMP picture", GIVE_TEXT),
-    WITH("RIFF", "WAVE", "sound", GIVE_TEXT),
-    FOREIGN("ID3\3", "sound", GIVE_TEXT),
-    FOREIGN("ID3\4", "sound", GIVE_TEXT),
-    FOREIGN("OggS\0", "sound", GIVE_TEXT),
-    FOREIGN("fLaC", "sound", GIVE_TEXT),
-    WITH("\0\0\0", "ftyp", "a film", GIVE_TEXT),
-    FOREIGN("\x1a\x45\xdf\xa3", "a film", GIVE_TEXT),
-    WITH("MZ", "DOS mode", "a program", GIVE_TEXT),
-    FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
-    {FILE_OTHER, 0, 0, "", NULL, 0, "no file of a known kind", "check what it is"},
-};
-// files that are told by their names where their bytes do not tell
-static const struct {
-    const char *pattern, *what, *advice;
-} named_kinds[] = {
-    {"*.pt", "a file of PyTorch", SAVE_PRETRAINED},
-    {"*.pth", "a file of PyTorch", SAVE_PRETRAINED},
-    {"*pytorch_model*.bin", "a file of PyTorch", SAVE_PRETRAINED},
-    {"*.bin.index.json", "the index of a model in files of PyTorch", SAVE_PRETRAINED},
-    {"*.msgpack", "a file of Flax",
-     "load it with transformers' from_flax=True, and give the folder that save_pretrained writes"},
-};
-enum { NAMED_KINDS = sizeof named_kinds / sizeof named_kinds[0] };
-// clang-format on
-
-// ---- kinds without bytes of their own
+// ---- kinds without first bytes of their own
 
 static inline size_t skip_space(const char *head, size_t bytes, size_t at) {
     while (at < bytes && strchr(" \t\r\n", head[at]) && head[at]) { at++; }
@@ -147,7 +29,7 @@ static inline size_t skip_mark(const char *head, size_t bytes) {
     return skip_space(head, bytes, bytes >= 3 && memcmp(head, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
 }
 
-// True for {"key": and ["text", with white space anywhere, and for either in an array. A text hardly begins like that.
+// True for {"key": and ["text", "text" with white space anywhere, and for either in an array.
 static inline bool head_is_json(const char *head, size_t bytes) {
     size_t at = skip_mark(head, bytes), arrays = 0;
     for (; at < bytes && head[at] == '['; at = skip_space(head, bytes, at + 1)) { arrays++; }
@@ -156,23 +38,26 @@ static inline bool head_is_json(const char *head, size_t bytes) {
     if (at >= bytes || head[at] != '"' || (!object && !arrays)) { return false; }
     for (at++; at < bytes && head[at] != '"' && head[at] != '\n'; at++) { at += head[at] == '\\'; }
     at = skip_space(head, bytes, at + 1);
-    return at < bytes && head[at] == (object ? ':' : ',');
+    if (at >= bytes || head[at] != (object ? ':' : ',')) { return false; }
+    at = skip_space(head, bytes, at + 1);
+    return object || at >= bytes || strchr("\"{[", head[at]);  // ["Oh", she said
 }
 
 // True for a page, also behind a comment or <?xml ...?>, and for the <Error> of a storage service.
 static inline bool head_is_html(const char *head, size_t bytes) {
-    static const char *const starts[] = {"<!doctype html", "<html", "<head", "<Error>"};
+    static const char *const starts[] = {"<!doctype html", "<html>", "<html ", "<html\n",
+                                         "<head>",         "<head ", "<Error>"};
     size_t at = skip_mark(head, bytes);
     while (bytes - at > 4 && (memcmp(head + at, "<?xml", 5) == 0 || memcmp(head + at, "<!--", 4) == 0)) {
         const char *end = (const char *)memchr(head + at, '>', bytes - at);
         at = skip_space(head, bytes, end ? (size_t)(end - head) + 1 : bytes);
     }
-    for (int i = 0; i < 4; i++) {
+    bool found = false;
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         size_t length = strlen(starts[i]);
-        bool same = bytes - at > length && strncasecmp(head + at, starts[i], length) == 0;
-        if (same && (i == 0 || i == 3 || strchr(" >\r\n", head[at + length]))) { return true; }
+        found |= bytes - at >= length && strncasecmp(head + at, starts[i], length) == 0;
     }
-    return false;
+    return found;
 }
 
 // True for a pickle of protocol 2 to 5: then comes a frame, a container, a class or a string.
@@ -196,6 +81,137 @@ static inline char head_token_type(const char *head, size_t bytes) {
     return ids < 16 || controls * 200 < ids ? 0 : odd ? 'H' : third ? 'I' : 'Q';
 }
 
+// the length of a header in 8 bytes, then JSON
+static inline bool head_is_safetensors(const char *head, size_t bytes) {
+    return bytes > 8 && memcmp(head + 4, "\0\0\0\0{", 5) == 0;
+}
+
+static inline bool head_is_token_ids(const char *head, size_t bytes) { return head_token_type(head, bytes) != 0; }
+
+// ---- the table
+
+// clang-format off
+#define UNPACK(COMMAND) "unpack it: " COMMAND
+#define GIVE_TEXT "give text, or text as JSON lines"
+#define AT(PLACE, FIRST, WITHIN, WHAT, ADVICE)                                                                         \
+    { FILE_FOREIGN, PLACE, sizeof(FIRST) - 1, FIRST, WITHIN, 0, WHAT, ADVICE, NULL }
+#define FOREIGN(FIRST, WHAT, ADVICE) AT(0, FIRST, NULL, WHAT, ADVICE)
+#define WITH(FIRST, WITHIN, WHAT, ADVICE) AT(0, FIRST, WITHIN, WHAT, ADVICE)
+#define LLMC(KIND, NUMBER, WHAT, ADVICE)                                                                               \
+    { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE, NULL }
+#define TESTED(KIND, TEST, WHAT, ADVICE)                                                                               \
+    { KIND, 0, 0, "", NULL, 0, WHAT, ADVICE, TEST }
+#define JSON_LINES "write its text as JSON lines"
+#define WRITES_GGUF "this trainer only writes them: give Hugging Face's or llm.c's form"
+#define PLAIN_TEXT "save it as plain text"
+#define SAVE_PRETRAINED                                                                                                \
+    "give the folder that transformers' save_pretrained writes of it; doc/files.md converts nanoGPT's checkpoints"
+// The rows have more than the words GGUF, BZh and PAR1, with which a text may begin. The first one that fits counts.
+static const struct {
+    int kind, at;        // `first` is at this byte
+    size_t length;       // of `first`
+    const char *first;   // bytes of the file; NULL: the int32 `number`, as in llm.c's files
+    const char *within;  // bytes that follow somewhere in the first FILE_HEAD; NULL: any
+    uint32_t number;
+    const char *what, *advice;  // "is WHAT", and what to do with the file
+    bool (*test)(const char *head, size_t bytes);  // of the first bytes too; NULL: none
+} file_kinds[] = {
+    TESTED(FILE_SAFETENSORS, head_is_safetensors, "a safetensors model", "give it with -e"),
+    TESTED(FILE_JSON, head_is_json, "JSON", GIVE_TEXT),
+    TESTED(FILE_PACKED, head_is_pickle, "a Python pickle", GIVE_TEXT),
+    TESTED(FILE_FOREIGN, head_is_html, "an HTML page or an XML error", "download the file itself, or extract its text"),
+    {FILE_GGUF, 0, 5, "GGUF\3", NULL, 0, "a GGUF model", WRITES_GGUF, NULL},
+    WITH("GGUF", "general.", "a GGUF model of an old version", WRITES_GGUF),
+    LLMC(FILE_LLMC_MODEL, LLMC_MAGIC, "an llm.c model", "give it with -e"),
+    LLMC(FILE_TOKENS, TOKEN_MAGIC, "a token shard", "give it with -i or -j"),
+    LLMC(FILE_FOREIGN, TOKENIZER_BIN_MAGIC, "llm.c's tokenizer", "give it with --tokenizer"),
+    LLMC(FILE_HELLASWAG, HELLASWAG_MAGIC, "an evaluation set of llm.c", "give it with --eval"),
+    LLMC(FILE_FOREIGN, 20240527, "llm.c's optimizer state", "give the model_*.bin beside it"),
+    LLMC(FILE_FOREIGN, 20240801, "a token shard of Llama 3", "this trainer knows GPT-2 only"),
+    LLMC(FILE_FOREIGN, 20240803, "llm.c's Llama 3", "this trainer knows GPT-2 only"),
+    FOREIGN("#version: 0.2\n", "a tokenizer's merges file", "give it with --tokenizer"),
+    FOREIGN("version https://git-lfs", "a Git-LFS pointer", "fetch the file: git lfs pull"),
+    // models and arrays of Python
+    WITH("PK\3\4", "data.pkl", "a file of PyTorch", SAVE_PRETRAINED),
+    FOREIGN("\x80\2\x8A\n", "a file of PyTorch", SAVE_PRETRAINED),
+    WITH("(lp", "\nV", "a Python pickle", GIVE_TEXT),
+    WITH("(dp", "\nV", "a Python pickle", GIVE_TEXT),
+    FOREIGN("]q\0", "a Python pickle", GIVE_TEXT),
+    FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
+    WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
+    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; "
+     "load a model with transformers' from_tf=True, and give the folder that save_pretrained writes"),
+    // tables and databases
+    WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
+    FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
+    WITH("\xff\xff\xff\xff", "\x10", "an Arrow stream of Hugging Face's datasets",
+     "write its text as JSON lines: dataset.to_json(\"my.jsonl\")"),
+    FOREIGN("Obj\1", "an Avro table", JSON_LINES),
+    FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),
+    // documents
+    WITH("PK\3\4", "[Content_Types].xml", "an Office document", PLAIN_TEXT),
+    WITH("PK\3\4", "mimetypeapplication/", "an OpenDocument file or EPUB", PLAIN_TEXT),
+    FOREIGN("\xd0\xcf\x11\xe0", "an Office document", PLAIN_TEXT),
+    FOREIGN("{\\rtf", "an RTF document", PLAIN_TEXT),
+    FOREIGN("%PDF-", "a PDF document", "extract its text: pdftotext"),
+    FOREIGN("%!PS", "a PostScript document", "extract its text: ps2ascii"),
+    FOREIGN("{\0\"\0", "JSON in UTF-16", "convert it: iconv -f UTF-16LE -t UTF-8"),
+    FOREIGN("\0{\0\"", "JSON in UTF-16", "convert it: iconv -f UTF-16BE -t UTF-8"),
+    FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    // archives
+    {FILE_PACKED, 0, 4, "PK\3\4", NULL, 0, "a zip archive", UNPACK("unzip"), NULL},
+    AT(257, "ustar", NULL, "a tar archive", UNPACK("tar xf")),
+    FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
+    FOREIGN("\x1f\x9d", "compressed with compress", UNPACK("gunzip")),
+    WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
+    FOREIGN("\xfd\x37zXZ", "compressed with xz", UNPACK("unxz")),
+    FOREIGN("\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK("unzstd")),
+    FOREIGN("\x04\x22\x4d\x18", "compressed with lz4", UNPACK("unlz4")),
+    WITH("]", "\xff\xff\xff\xff\xff\xff\xff\xff", "compressed with lzma", UNPACK("unlzma")),
+    FOREIGN("LZIP\1", "compressed with lzip", UNPACK("lunzip")),
+    FOREIGN("7z\xbc\xaf", "a 7-Zip archive", UNPACK("7z x")),
+    FOREIGN("\x89LZO", "compressed with lzop", UNPACK("lzop -d")),
+    FOREIGN("\xff\6\0\0sNaPpY", "compressed with snappy", UNPACK("snzip -d")),
+    FOREIGN("!<arch>\n", "an archive of ar or a Debian package", UNPACK("ar x")),
+    FOREIGN("Rar!\x1a", "a RAR archive", UNPACK("unrar x")),
+    // images, audio, video, programs
+    FOREIGN("\x89PNG", "a PNG image", GIVE_TEXT),
+    FOREIGN("\xff\xd8\xff", "a JPEG image", GIVE_TEXT),
+    WITH("GIF8", "a", "a GIF image", GIVE_TEXT),
+    WITH("RIFF", "WEBPVP8", "a WebP image", GIVE_TEXT),
+    FOREIGN("II*\0", "a TIFF image", GIVE_TEXT),
+    FOREIGN("MM\0*", "a TIFF image", GIVE_TEXT),
+    AT(6, "\0\0\0\0", "BM", "a BMP image", GIVE_TEXT),
+    WITH("RIFF", "WAVE", "an audio file", GIVE_TEXT),
+    FOREIGN("ID3\3", "an audio file", GIVE_TEXT),
+    FOREIGN("ID3\4", "an audio file", GIVE_TEXT),
+    FOREIGN("OggS\0", "an audio file", GIVE_TEXT),
+    FOREIGN("fLaC", "an audio file", GIVE_TEXT),
+    WITH("\0\0\0", "ftyp", "a video", GIVE_TEXT),
+    FOREIGN("\x1a\x45\xdf\xa3", "a video", GIVE_TEXT),
+    WITH("MZ", "DOS mode", "a program", GIVE_TEXT),
+    FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
+    TESTED(FILE_RAW_TOKENS, head_is_token_ids, "a file of token ids without a header, as nanoGPT's train.bin", ""),
+    TESTED(FILE_OTHER, NULL, "no file of a known kind", "doc/files.md says what files are read"),
+};
+// files that are told by their names where their bytes do not tell
+static const struct {
+    const char *pattern, *what, *advice;
+} named_kinds[] = {
+    {"*.pt", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*.pth", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*pytorch_model*.bin", "a file of PyTorch", SAVE_PRETRAINED},
+    {"*.bin.index.json", "the index of a model in files of PyTorch", SAVE_PRETRAINED},
+    {"*.h5", "a file of TensorFlow",
+     "load it with transformers' from_tf=True, and give the folder that save_pretrained writes"},
+    {"*.gguf", "a GGUF model", WRITES_GGUF},
+    {"*.msgpack", "a file of Flax",
+     "load it with transformers' from_flax=True, and give the folder that save_pretrained writes"},
+};
+enum { NAMED_KINDS = sizeof named_kinds / sizeof named_kinds[0] };
+// clang-format on
+
 // ---- the kind of a file
 
 // True if the name ends in .json, .jsonl or .ndjson, in upper or lower case.
@@ -207,21 +223,16 @@ static inline bool name_is_json(const char *path) {
 // the row of file_kinds of a file that begins with these bytes, at most FILE_HEAD
 static inline size_t row_of_bytes(const char *head, size_t bytes) {
     uint32_t number = 0;
-    size_t row = 5;
+    size_t row = 0;
     memcpy(&number, head, bytes < 4 ? bytes : 4);
-    // the length of a header in 8 bytes, below 2^32, then JSON
-    if (bytes > 8 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return 0; }
-    if (head_is_json(head, bytes)) { return 1; }
-    if (head_is_pickle(head, bytes)) { return 3; }
-    if (head_is_html(head, bytes)) { return 4; }
     for (; file_kinds[row].kind != FILE_OTHER; row++) {
         const char *first = file_kinds[row].first, *within = file_kinds[row].within;
         size_t at = (size_t)file_kinds[row].at, length = file_kinds[row].length;
-        if (bytes < at + length) { continue; }
+        if (bytes < at + length || (file_kinds[row].test && !file_kinds[row].test(head, bytes))) { continue; }
         bool same = first ? memcmp(head + at, first, length) == 0 : number == file_kinds[row].number;
-        if (same && (!within || memmem(head, bytes, within, strlen(within)))) { return row; }
+        if (same && (!within || memmem(head, bytes, within, strlen(within)))) { break; }
     }
-    return head_token_type(head, bytes) ? 2 : row;
+    return row;
 }
 
 static inline int kind_of_bytes(const char *head, size_t bytes) { return file_kinds[row_of_bytes(head, bytes)].kind; }
@@ -259,22 +270,26 @@ static inline bool is_other_kind(const char *path, int kind) {
 // Stops at bytes of a kind that is not `expected`, in words. name: of the file
 __attribute__((noreturn)) static inline void refuse_bytes(const char *flag, const char *name, const char *head,
                                                           size_t bytes, const char *expected) {
+    // writes NAME_0000.shard.bin and so on, each of at most a billion tokens: a header's count is an int32
+    static const char convert[] =
+        "make token shards of it, and of the others of its tokenizer in the same command: python3 -c \"import array,"
+        "struct,sys; A=array.array; C=lambda f:iter(lambda o=open(f,'rb'):A('H',A('%c',o.read(8*10**8))),A('H')); "
+        "v=max(max(d) for f in sys.argv[1:] for d in C(f)); [open('%%s_%%04d.shard.bin'%%(f,i),'wb').write("
+        "struct.pack('<4i1008x',20240520,1,len(d),0 if v>40000 else v+1)+d.tobytes()) for f in sys.argv[1:] "
+        "for i,d in enumerate(C(f))]\" '%s'";
+    char command[sizeof convert + PATH_LENGTH];
     size_t row = row_of_bytes(head, bytes), named = row_of_name(name);
     int kind = file_kinds[row].kind;
-    bool by_name = kind == FILE_OTHER || kind == FILE_JSON || kind == FILE_PACKED;
-    if (by_name && named < NAMED_KINDS) {
-        input_error("%s: %s is %s, expected %s; %s", flag, name, named_kinds[named].what, expected,
-                    named_kinds[named].advice);
+    const char *what = file_kinds[row].what, *advice = file_kinds[row].advice;
+    if (named < NAMED_KINDS && (kind == FILE_OTHER || kind == FILE_JSON || kind == FILE_PACKED)) {
+        what = named_kinds[named].what;
+        advice = named_kinds[named].advice;
     }
-    if (kind != FILE_RAW_TOKENS) {
-        input_error("%s: %s is %s, expected %s; %s", flag, name, file_kinds[row].what, expected,
-                    file_kinds[row].advice);
+    if (kind == FILE_RAW_TOKENS) {
+        snprintf(command, sizeof command, convert, head_token_type(head, bytes), name);
+        advice = command;
     }
-    input_error("%s: %s is %s, expected %s; make a token shard of it: python3 -c \"import array,struct,sys; "
-                "d=array.array('H',array.array('%c',open(sys.argv[1],'rb').read())); open(sys.argv[1]+'.shard.bin',"
-                "'wb').write(struct.pack('<4i1008x',20240520,1,len(d),0 if max(d)>40000 else max(d)+1)+d.tobytes())\" "
-                "'%s'",
-                flag, name, file_kinds[row].what, expected, head_token_type(head, bytes), name);
+    input_error("%s: %s is %s, expected %s; %s", flag, name, what, expected, advice);
 }
 
 // Stops at a file of a kind that is not `expected`, in words.

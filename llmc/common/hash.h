@@ -1,6 +1,6 @@
 /*
 Hashes of contents, to compare what ranks hold and read.
-defines: hash_word, hash_bytes, hash_file, print_same_files, hash_whole_file
+defines: hash_word, hash_bytes, hash_file, hash_whole_file, print_same_files
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -49,28 +49,6 @@ static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *pa
     return hash;
 }
 
-// Prints a note if two of the files (n) of a flag are the same by hash_file, or with `other_flag` if one of them is
-// also one of its files (m): the first pair.
-static inline void print_same_files(FILE *out, const char *flag, char *const *files, int n, const char *other_flag,
-                                    char *const *others, int m) {
-    int total = n + m, found = 0;
-    uint64_t *hashes = (uint64_t *)xcalloc((size_t)total, sizeof *hashes);
-    for (int i = 0; i < total; i++) {
-        const char *path = others && i >= n ? others[i - n] : files[i];
-        hashes[i] = strcmp(path, "-") == 0 ? 0 : hash_file(0, i < n ? flag : other_flag, path);
-    }
-    for (int i = 0; i < n && !found; i++) {
-        for (int k = other_flag ? n : i + 1; k < total && !found; k++) {
-            found = hashes[i] && hashes[i] == hashes[k];
-            if (!found) { continue; }
-            const char *second = others && k >= n ? others[k - n] : files[k];
-            fprintf(out, "note      %s is the same file as %s: %s\n", second, files[i],
-                    other_flag ? "the validation loss is that of training data" : "its data is read twice");
-        }
-    }
-    free(hashes);
-}
-
 // hashes all bytes of a file; a file that cannot be read counts as empty
 static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
     static uint8_t bytes[1 << 16];
@@ -79,4 +57,22 @@ static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
     while (file && (got = fread(bytes, 1, sizeof bytes, file)) > 0) { hash = hash_bytes(hash, bytes, got); }
     if (file) { fclose(file); }
     return hash;
+}
+
+// Prints a note on the first two of the files (n) with the same content. The first num_train of them are trained on,
+// and the others are for validation. "-" is skipped.
+static inline void print_same_files(FILE *out, char *const *paths, int n, int num_train) {
+    uint64_t *hashes = (uint64_t *)xcalloc((size_t)n, sizeof *hashes);
+    bool found = false;
+    for (int k = 0; k < n && !found; k++) {
+        hashes[k] = strcmp(paths[k], "-") == 0 ? 0 : hash_file(0, k < num_train ? "-i" : "-j", paths[k]);
+        for (int i = 0; i < k && !found; i++) {
+            found = hashes[k] && hashes[i] == hashes[k] && hash_whole_file(0, paths[i]) == hash_whole_file(0, paths[k]);
+            if (!found) { continue; }
+            bool crosses = i < num_train && k >= num_train;
+            fprintf(out, "note      %s %s has the same content as -i %s: %s\n", k < num_train ? "-i" : "-j", paths[k],
+                    paths[i], crosses ? "the validation loss is that of training data" : "its data is read twice");
+        }
+    }
+    free(hashes);
 }

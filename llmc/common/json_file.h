@@ -1,6 +1,6 @@
 /*
 Small JSON files, read and written whole.
-defines: write_json, read_text_file, json_get, json_string, json_true, try_read_json, read_json, json_whole
+defines: write_json, read_text_file, json_of, json_get, json_string, json_true, try_read_json, read_json, json_whole
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -29,6 +29,17 @@ static inline char *read_text_file(const char *path) {
     if (!text || strlen(text) == bytes) { return text; }
     free(text);
     return NULL;
+}
+
+// Parses the text of a JSON object, printed by a printf format that has ' for every quote. The caller deletes it.
+__attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    for (char *quote = text; (quote = strchr(quote, '\'')) != NULL;) { *quote = '"'; }
+    return cJSON_Parse(text);
 }
 
 // The item, string or true of an object that is called `key`. Of anything else NULL or false; json may be NULL.

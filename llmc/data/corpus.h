@@ -7,7 +7,7 @@ Text        A file is one document, or several: a line that is exactly <|endofte
             tokenizer, ends one, and is no text.
 JSON lines  files and stdin that begin like JSON, files named .json, .jsonl or .ndjson, and stdin if a field is given.
             A line is an object; its document is the string in the field. Blank lines are skipped. A lone surrogate is
-            read as U+FFFD. NaN and Infinity, which Python writes, are read as numbers.
+            read as U+FFFD. Python's NaN and Infinity are no error, except in a field that is read.
 Piece       a document, or about 64 KiB of a longer text, cut where both parts encode to the tokens of the whole
 Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB long, and the parsed line
 */
@@ -53,11 +53,12 @@ typedef struct {
     uint64_t bytes, bytes_read;  // of all files, 0 for stdin; up to the next piece
     // for notes
     int bad_lines;
-    char bad_line[512];         // the first one, as its error would say
-    uint64_t surrogates, nuls;  // of JSON
-    uint64_t bad_bytes, null_bytes,
-        first_bad;  // of text: NULs and bytes that are not UTF-8; where the first one is in its file
+    char bad_line[512];                   // the first one, as its error would say
+    uint64_t surrogates, nuls;            // of JSON
+    uint64_t bad_bytes, nul_at[2];        // of text: NULs and bytes that are not UTF-8; NULs at even and at odd places
+    uint64_t first_bad, bad_piece_bytes;  // where the first one is in its file; bytes of the pieces with such bytes
     int bad_file;
+    uint64_t separators, specials;  // lines that ended a document; special tokens within lines, which stay text
     // the current file
     int file, fd;  // fd -1: not open
     char *window;
@@ -161,17 +162,25 @@ static inline void corpus_advance(Corpus *c, size_t bytes) {
 
 // counts the NULs of a piece and its bytes outside of UTF-8
 static inline void corpus_count_bad(Corpus *c, const char *text, size_t bytes) {
+    uint64_t before = c->bad_bytes;
     size_t length;
     for (size_t at = 0; at < bytes; at += length) {
         length = 1;
         if ((int8_t)text[at] > 0) { continue; }
         bool bad = text[at] == 0 || tokenizer_code_point(text + at, bytes - at, &length) == TOKENIZER_NOT_UTF8;
         if (!bad) { continue; }
-        c->null_bytes += text[at] == 0;
+        if (text[at] == 0) { c->nul_at[(c->offset + at) % 2]++; }
         if (c->bad_bytes++ == 0) {
             c->first_bad = c->offset + at;
             c->bad_file = c->file;
         }
+    }
+    if (c->bad_bytes > before) { c->bad_piece_bytes += bytes; }
+    const char *end = text + bytes,
+               *special = c->tokenizer && c->tokenizer->merges ? NULL : text;  // its encoder counts
+    while (special && (special = (const char *)memmem(special, (size_t)(end - special), TOKENIZER_END_OF_TEXT, 13))) {
+        c->specials++;
+        special += 13;
     }
 }
 
@@ -216,6 +225,7 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     piece->bytes = length;
     corpus_count_bad(c, piece->text, length);
     corpus_advance(c, length + separator);
+    c->separators += separator > 0;
     bool any = c->in_document || length > 0;
     piece->ends_document = any && (separator || (c->whole && c->begin == c->end));
     c->in_document = any && !piece->ends_document;
@@ -225,9 +235,6 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
 
 // The next line of a file of JSON lines that is not blank. False: the file has ended.
 static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
-    corpus_fill(c, 3);
-    bool marked = c->offset == 0 && c->end - c->begin >= 3 && memcmp(c->window + c->begin, "\xef\xbb\xbf", 3) == 0;
-    if (marked) { corpus_advance(c, 3); }
     for (size_t searched = 0;;) {
         corpus_fill(c, searched + 1);
         char *text = c->window + c->begin;
@@ -273,6 +280,7 @@ static inline void corpus_begin_file(Corpus *c) {
     if (is_stdin && kind != FILE_OTHER && kind != FILE_JSON) {
         refuse_bytes(c->flag, "-", c->window, head, "text in UTF-8");
     }
+    if (head >= 3 && memcmp(c->window, "\xef\xbb\xbf", 3) == 0) { corpus_advance(c, 3); }  // a byte order mark
 }
 
 // The next piece as the file has it. False: the corpus has ended.
@@ -295,14 +303,17 @@ static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: words that follow the line's number
+// Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: "WHAT; ADVICE", words that follow the
+// line's number
 static inline void corpus_bad_line(Corpus *c, const CorpusPiece *piece, const char *error) {
     char sentence[sizeof c->bad_line];
-    snprintf(sentence, sizeof sentence, "%s line %" PRIu64 " %s: found '%s'", c->paths[piece->file], piece->line, error,
-             c->line_start);
+    int what = (int)strcspn(error, ";");
+    snprintf(sentence, sizeof sentence, "%s line %" PRIu64 " %.*s: found '%s'", c->paths[piece->file], piece->line,
+             what, error, c->line_start);
     if (c->bad_lines >= c->skip_bad) {
-        const char *advice = c->skip_bad != 0 ? "" : "; mend it, or leave out such lines with --skip-bad N";
-        input_error("%s %s%s", c->flag, sentence, advice);
+        const char *skip = c->skip_bad > 0 ? "; --skip-bad has left out as many as it may" : "";
+        if (c->skip_bad == 0 && piece->line > 1) { skip = "; --skip-bad N leaves out up to N such lines"; }
+        input_error("%s %s%s%s", c->flag, sentence, error + what, skip);
     }
     if (c->bad_lines++ == 0) { memcpy(c->bad_line, sentence, sizeof sentence); }
 }
@@ -337,16 +348,6 @@ static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, siz
     return read;
 }
 
-// the bytes of NaN, Infinity or -Infinity at `text`; 0: neither
-static inline size_t corpus_no_number(const char *text, size_t bytes) {
-    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
-    for (int i = 0; i < 3; i++) {
-        size_t length = strlen(words[i]);
-        if (bytes >= length && memcmp(text, words[i], length) == 0) { return length; }
-    }
-    return 0;
-}
-
 // The object or array of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is
 // overwritten.
 static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
@@ -355,10 +356,14 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
     bool in_string = false;
     if (memchr(line, 0, bytes)) { return NULL; }
     for (size_t i = 0; i < bytes;) {
-        size_t word = in_string ? 0 : corpus_no_number(line + i, bytes - i);
-        if (word) {
-            line[length++] = '0';
-            i += word;
+        if (!in_string && (line[i] == 'N' || line[i] == 'I')) {  // NaN, Infinity or -Infinity
+            const char *word = line[i] == 'N' ? "NaN" : "Infinity";
+            size_t word_length = strlen(word);
+            if (bytes - i < word_length || memcmp(line + i, word, word_length) != 0) { return NULL; }
+            length -= length > 0 && line[length - 1] == '-';
+            line[length++] = '[';  // an array, which no reader takes for a number or a text
+            line[length++] = ']';
+            i += word_length;
             continue;
         }
         in_string ^= line[i] == '"';
@@ -375,12 +380,13 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
 // The object or array of the line that was read last, valid until the next call. NULL if it is a bad line.
 static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
     cJSON_Delete(c->json);
-    snprintf(c->line_start, sizeof c->line_start, "%.*s", (int)line->bytes, line->text);  // parsing changes the line
+    int shown = line->bytes < sizeof c->line_start ? (int)line->bytes : (int)sizeof c->line_start - 1;
+    snprintf(c->line_start, sizeof c->line_start, "%.*s", shown, line->text);  // parsing changes the line
     c->json = corpus_parse(c, line->text, line->bytes);
     if (!c->json) {
         corpus_bad_line(c, line,
-                        "is not a JSON object; write one object per line: jq -c . FILE, or for an array jq -c '.[]' "
-                        "FILE");
+                        c->line_start[0] == '[' ? "is not a JSON object; jq -c '.[]' FILE writes one object per line"
+                                                : "is not a JSON object; jq -c . FILE writes one object per line");
     }
     return c->json;
 }
@@ -389,11 +395,13 @@ static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
 static inline bool corpus_take_document(Corpus *c, CorpusPiece *line) {
     const cJSON *json = corpus_value(c, line);
     char *text = cJSON_GetStringValue(json_get(json, c->field));
-    if (json && !text) {
-        corpus_bad_line(c, line,
-                        cJSON_IsArray(json) ? "is an array; write one object per line: jq -c '.[]' FILE"
-                                            : "has no string in the field; name the field of the text with --field");
-    }
+    bool example =
+        json_get(json, "messages") || json_get(json, "completion") || json_get(json ? json->child : 0, "role");
+    const char *error = example ? "is a conversation or a prompt with its completion, expected a text; -i trains on "
+                                  "such examples, and -j validates on them"
+                        : cJSON_IsArray(json) ? "is an array; jq -c '.[]' FILE writes one object per line"
+                                              : "has no string in the field; name the field of the text with --field";
+    if (json && !text) { corpus_bad_line(c, line, error); }
     line->text = text;
     line->bytes = text ? strlen(text) : 0;
     return text != NULL;
@@ -409,25 +417,34 @@ static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
 
 // ---- notes
 
-// The note on bytes outside of UTF-8, with the command for the likely encoding.
+// The note on bytes outside of UTF-8, with the command for the likely encoding: UTF-16 has NULs at every other place,
+// and Latin scripts have few bytes beyond ASCII.
 static inline void print_bad_bytes(FILE *out, const Corpus *c) {
     if (c->bad_bytes == 0) { return; }
-    const char *path = c->paths[c->bad_file], *encoding = "LATIN1";
-    if (c->bad_bytes * 10 > c->bytes_read * 3) { encoding = c->null_bytes * 5 > c->bytes_read ? "UTF-16LE" : "GBK"; }
+    const char *path = c->paths[c->bad_file], *encoding = c->bad_bytes * 10 > c->bad_piece_bytes * 3 ? "GBK" : "LATIN1";
+    bool has_nuls = (c->nul_at[0] + c->nul_at[1]) * 100 > c->bad_piece_bytes;
+    if (has_nuls) { encoding = c->nul_at[1] > c->nul_at[0] ? "UTF-16LE" : "UTF-16BE"; }
     fprintf(out,
-            "note      %s: %" PRIu64 " NULs and bytes that are not UTF-8, the first at byte %" PRIu64
-            "; they stay as they are. If the text is %s: iconv -f %s -t UTF-8 '%s' > '%s.utf8'\n",
+            "note      %s: %" PRIu64 " bytes are NUL or not UTF-8, the first at byte %" PRIu64
+            "; they stay as they are. If the text is in another encoding, such as %s: iconv -f %s -t UTF-8 '%s' > "
+            "'%s.utf8'\n",
             path, c->bad_bytes, c->first_bad, encoding, encoding, path, path);
 }
 
 static inline void corpus_print_notes(FILE *out, const Corpus *c) {
     print_bad_bytes(out, c);
-    if (c->surrogates || c->nuls) {
-        fprintf(out, "note      in JSON: %" PRIu64 " lone surrogates, read as U+FFFD; %" PRIu64 " NULs, left out\n",
-                c->surrogates, c->nuls);
+    if (c->specials) {
+        fprintf(out,
+                "note      %" PRIu64 " special token%s, such as <|endoftext|>, inside the text: read as characters, "
+                "since only a line that is the token alone ends a document\n",
+                c->specials, plural_s(c->specials));
     }
+    if (c->surrogates) {
+        fprintf(out, "note      %" PRIu64 " lone surrogates in JSON: read as U+FFFD\n", c->surrogates);
+    }
+    if (c->nuls) { fprintf(out, "note      %" PRIu64 " NULs in JSON: left out\n", c->nuls); }
     if (c->bad_lines) {
-        fprintf(out, "note      left out by --skip-bad: %d line%s of JSON; %s\n", c->bad_lines,
+        fprintf(out, "note      --skip-bad left out %d line%s of JSON; %s\n", c->bad_lines,
                 plural_s((uint64_t)c->bad_lines), c->bad_line);
     }
 }

@@ -77,15 +77,8 @@ static inline bool token_files_match_shards(const char *pattern) {
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
                                          int *vocab_size) {
     uint32_t header[TOKEN_HEADER_INTS];
-    int kind = file_kind(path);
-    if (kind != FILE_TOKENS) {
-        const char
-            *advice =
-                ", as its name ends in .bin (rename it if it is text; doc/files.md adds a header to ids without one)",
-            *shard = "a token shard of llm.c or --tokenize";
-        char expected[192];
-        snprintf(expected, sizeof expected, "%s%s", shard, kind == FILE_RAW_TOKENS ? "" : advice);
-        refuse_kind(flag, path, expected);
+    if (file_kind(path) != FILE_TOKENS) {
+        refuse_kind(flag, path, "a token shard of llm.c or --tokenize (a text needs another name than .bin)");
     }
     int error = read_exact(fd, header, sizeof header, 0);
     if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, read_error(error)); }
@@ -174,13 +167,6 @@ static inline uint64_t token_files_used(const TokenFiles *files, int T) {
         if (token_file_sequences(&files->files[f], T) > 0) { total += files->files[f].num_tokens; }
     }
     return total;
-}
-
-// (num_files) the paths, which the files own; the caller frees the array
-static inline char **token_files_paths(const TokenFiles *files) {
-    char **paths = (char **)xcalloc((size_t)files->num_files, sizeof *paths);
-    for (int f = 0; f < files->num_files; f++) { paths[f] = files->files[f].path; }
-    return paths;
 }
 
 // text, whose tokens are bytes; else shards, whose tokens are uint16

@@ -29,6 +29,7 @@ Memory      3 bytes a token, and 16 an example.
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
+#include "llmc/common/progress.h"
 #include "llmc/common/range.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/tokenizer.h"
@@ -127,12 +128,13 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_string(message, "role");
         const char *content = json_string(message, "content");
+        const cJSON *weight = json_get(message, "weight");
+        bool zero = cJSON_IsFalse(weight) || (cJSON_IsNumber(weight) && weight->valuedouble == 0);
+        bool one = !weight || cJSON_IsTrue(weight) || cJSON_IsNull(weight) || weight->valuedouble == 1;
+        if (!zero && !one) { return "has a weight other than 0 and 1"; }
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
-        const cJSON *weight = json_get(message, "weight");
-        bool answer = strcmp(role, "assistant") == 0, number = cJSON_IsNumber(weight);
-        bool zero = cJSON_IsFalse(weight) || (number && weight->valuedouble == 0), learned = answer && !zero;
-        if (number && !zero && weight->valuedouble != 1) { return "has a weight other than 0 and 1"; }
+        bool answer = strcmp(role, "assistant") == 0, learned = answer && !zero;
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
         example_add_text(e, t, text, learned);
         if (answer) { example_add_token(e, e->end_of_text, learned); }
@@ -151,7 +153,7 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
     if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
-        return "is an array, but not of turns with a role and content; write its items as lines: jq -c '.[]' FILE";
+        return "is an array, but not of turns with a role and content; jq -c '.[]' FILE writes its items as lines";
     }
     if (cJSON_IsArray(messages)) {
         const char *error = example_add_messages(e, t, messages);
@@ -159,8 +161,8 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
         return error;
     }
     if (!pair && !text) {
-        return "has none of these: strings prompt and completion, an array messages, a string text; give one of them, "
-               "as jq writes them: jq -c '.[] | {prompt: .instruction, completion: .output}'";
+        return "has none of these: strings prompt and completion, an array messages, a string text; jq writes them: "
+               "jq -c '{prompt: (.instruction + \"\\n\" + .input + \"\\n\"), completion: .output}' FILE";
     }
     if (!pair || !*prompt) { example_add_token(e, e->end_of_text, false); }
     if (pair) { example_add_text(e, t, prompt, false); }
@@ -187,16 +189,20 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     e.end_of_text = t->end_of_text;
     e.one_line = !t->merges;
     Corpus corpus = corpus_open(flag, pattern, NULL, skip_bad);
+    corpus.tokenizer = t;
     CorpusPiece piece;
     while (corpus_read(&corpus, &piece)) {
         const cJSON *line = corpus_value(&corpus, &piece);
         size_t begin = e.num_tokens;
         const char *error = line ? example_add(&e, t, line) : "";
         e.num_read += line && !*error;
+        progress_show("reading examples", (double)corpus.bytes_read, (double)corpus.bytes);
         if (!*error) { continue; }
         e.num_tokens = begin;
         corpus_bad_line(&corpus, &piece, error);
     }
+    progress_show("reading examples", -1, 0);
+    corpus.specials += e.encoder.specials_as_text;
     corpus_print_notes(stdout, &corpus);
     corpus_close(&corpus);
     tokenizer_free_encoder(&e.encoder);

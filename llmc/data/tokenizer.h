@@ -308,17 +308,22 @@ static inline int tokenizer_find(const Tokenizer *t, const char *bytes, size_t l
     return (int)*tokenizer_id_slot(t, bytes, length) - 1;
 }
 
+// Adds bits to the kind of a token, which is an added one from now on.
+static inline void tokenizer_mark_added(Tokenizer *t, int id, int kind) {
+    if (!t->kind[id]) {
+        t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
+        t->added[t->num_added++] = id;
+        t->starts_added[(uint8_t)t->bytes[t->start[id]]] = true;
+    }
+    t->kind[id] |= (uint8_t)kind;
+}
+
 // Appends the token with the next id. kind: 0, or the bits of an added token. t->bytes has room. No bytes: no token.
 static inline void tokenizer_add_token(Tokenizer *t, const char *bytes, size_t length, int kind) {
     int id = t->vocab_size++;
     memcpy(t->bytes + t->start[id], bytes, length);
     t->start[id + 1] = t->start[id] + (uint32_t)length;
-    t->kind[id] = (uint8_t)kind;
-    if (kind) {
-        t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
-        t->added[t->num_added++] = id;
-        t->starts_added[(uint8_t)bytes[0]] = true;
-    }
+    if (kind) { tokenizer_mark_added(t, id, kind); }
     if (!t->ids || length == 0) { return; }
     uint32_t *slot = tokenizer_id_slot(t, bytes, length);
     if (!*slot || t->kind[*slot - 1]) { *slot = (uint32_t)id + 1; }
@@ -384,7 +389,7 @@ static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char
 }
 
 __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *path, size_t number, const char *line,
-                                                                    size_t length, bool has_vocab) {
+                                                                    size_t length) {
     int shown = length < 60 ? (int)length : 60;
     if (memmem(line, length, "</w>", 4)) {
         input_error(
@@ -393,10 +398,9 @@ __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *
             path, number, shown, line);
     }
     input_error(
-        "%s line %zu: '%.*s' joins no two tokens of %s into %s of at most %d bytes; copy the tokenizer's files from "
-        "where they were published",
-        path, number, shown, line, has_vocab ? "the vocabulary" : "the lines before it, with one space between them,",
-        has_vocab ? "another one" : "a new one", TOKENIZER_MAX_TOKEN_BYTES);
+        "%s line %zu: '%.*s' joins no two known tokens, with one space between them, into another one of at most %d "
+        "bytes; copy the tokenizer's files from where they were published",
+        path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
 }
 
 // Adds the merge of a line. has_vocab: its three tokens exist; else it appends a new token. False: malformed.
@@ -432,9 +436,7 @@ static inline void tokenizer_read_merges(Tokenizer *t, const char *path, const c
                         path, number, has_vocab ? TOKENIZER_MAX_MERGES : TOKENIZER_MAX_VOCAB - 257,
                         TOKENIZER_MAX_VOCAB);
         }
-        if (!tokenizer_read_merge(t, line, length, has_vocab)) {
-            tokenizer_refuse_merge(path, number, line, length, has_vocab);
-        }
+        if (!tokenizer_read_merge(t, line, length, has_vocab)) { tokenizer_refuse_merge(path, number, line, length); }
     }
     if (t->num_merges == 0) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
 }

@@ -1,7 +1,7 @@
 /*
 The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
 defines: tokenizer_symbol, tokenizer_write_merges, tokenizer_write_vocab, tokenizer_write_json,
-         tokenizer_json_is_known, tokenizer_print_conflict, tokenizer_in_folder, tokenizer_open
+         tokenizer_json_is_known, tokenizer_in_folder, tokenizer_open
 
 merges.txt       "#version: 0.2", then a line for each merge: two symbols with a space between
 vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the id of each symbol. Next to a merges.txt (of vocab.bpe it is
@@ -81,26 +81,21 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 // Writes tokenizer.json, under its final name when it is whole; returns 0 or an errno. t has merges. alone: no
 // tokenizer_config.json names end-of-text, so the file does, in a key of our own, of which transformers warns.
 static inline int tokenizer_write_json(const Tokenizer *t, const char *path, bool alone) {
-    static const char format[] =
-        "{\"version\":\"1.0\",\"added_tokens\":[],\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
-        "\"trim_offsets\":true,\"use_regex\":true},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":"
-        "false,"
-        "\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}";
     char text[4 * TOKENIZER_MAX_TOKEN_BYTES + 2];
-    cJSON *json = cJSON_Parse(format), *model = cJSON_GetObjectItem(json, "model");
-    cJSON *merges = cJSON_GetObjectItem(model, "merges");
+    cJSON *json =
+        json_of("{'version':'1.0','added_tokens':[],'decoder':{'type':'ByteLevel','add_prefix_space':true,"
+                "'trim_offsets':true,'use_regex':true},'pre_tokenizer':{'type':'ByteLevel','add_prefix_space'"
+                ":false,'trim_offsets':true,'use_regex':true},'model':{'type':'BPE','vocab':{},'merges':[]}}");
+    cJSON *model = cJSON_GetObjectItem(json, "model"), *merges = cJSON_GetObjectItem(model, "merges");
     tokenizer_add_vocab(cJSON_GetObjectItem(model, "vocab"), t);
     for (int i = 0; i < t->num_added; i++) {
-        int id = t->added[i];
+        int id = t->added[i], kind = t->kind[id];
         text[tokenizer_symbol(t, id, text)] = 0;
-        cJSON *added = cJSON_CreateObject();
-        cJSON_AddNumberToObject(added, "id", id);
+        cJSON *added = json_of("{'id':%d,'single_word':false,'normalized':false}", id);
         cJSON_AddStringToObject(added, "content", text);
-        cJSON_AddBoolToObject(added, "single_word", false);
-        cJSON_AddBoolToObject(added, "lstrip", (t->kind[id] & TOKEN_STRIPS_LEFT) != 0);
-        cJSON_AddBoolToObject(added, "rstrip", (t->kind[id] & TOKEN_STRIPS_RIGHT) != 0);
-        cJSON_AddBoolToObject(added, "normalized", false);
-        cJSON_AddBoolToObject(added, "special", (t->kind[id] & TOKEN_SPECIAL) != 0);
+        cJSON_AddBoolToObject(added, "lstrip", (kind & TOKEN_STRIPS_LEFT) != 0);
+        cJSON_AddBoolToObject(added, "rstrip", (kind & TOKEN_STRIPS_RIGHT) != 0);
+        cJSON_AddBoolToObject(added, "special", (kind & TOKEN_SPECIAL) != 0);
         if (alone && id == t->end_of_text) { cJSON_AddBoolToObject(added, "end_of_text", true); }
         cJSON_AddItemToArray(cJSON_GetObjectItem(json, "added_tokens"), added);
     }
@@ -198,15 +193,6 @@ static inline Tokenizer tokenizer_of_names(const VocabNames *v) {
     return t;
 }
 
-static inline void tokenizer_make_special(Tokenizer *t, int id) {
-    if (!t->kind[id]) {
-        t->added = (int *)xgrow(t->added, (size_t)t->num_added, sizeof *t->added);
-        t->added[t->num_added++] = id;
-        t->starts_added[(uint8_t)t->bytes[t->start[id]]] = true;
-    }
-    t->kind[id] |= TOKEN_ADDED | TOKEN_SPECIAL;
-}
-
 // Makes the tokens special that a JSON object names: {"bos_token":"<s>","pad_token":{"content":"<pad>"},
 // "additional_special_tokens":["<x>"],...}. Returns the id of eos_token; -1: none.
 static inline int tokenizer_find_special(Tokenizer *t, const cJSON *json) {
@@ -218,7 +204,7 @@ static inline int tokenizer_find_special(Tokenizer *t, const cJSON *json) {
         for (const cJSON *token = is_list ? item->child : item; token; token = is_list ? token->next : NULL) {
             const char *name = cJSON_IsObject(token) ? json_string(token, "content") : cJSON_GetStringValue(token);
             int id = name ? tokenizer_find(t, name, strlen(name)) : -1;
-            if (id >= 0) { tokenizer_make_special(t, id); }
+            if (id >= 0) { tokenizer_mark_added(t, id, TOKEN_ADDED | TOKEN_SPECIAL); }
             if (strcmp(item->string, "eos_token") == 0) { eos = id; }
         }
     }
@@ -228,7 +214,6 @@ static inline int tokenizer_find_special(Tokenizer *t, const cJSON *json) {
 // Sets end_of_text: `end`, or if that is -1 the first that is found. folder: with the other files; NULL: none
 static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder) {
     static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json"};
-    static const char *const usual[] = {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"};
     if (end < 0) { end = tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)); }
     for (int i = 0; folder && i < 2; i++) {
         cJSON *json = json_in(folder, files[i]);
@@ -236,7 +221,7 @@ static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder)
         if (end < 0) { end = eos; }
         cJSON_Delete(json);
     }
-    for (int i = 0; end < 0 && i < 4; i++) { end = tokenizer_find(t, usual[i], strlen(usual[i])); }
+    if (end < 0) { end = tokenizer_find(t, "</s>", 4); }
     if (end < 0 && t->vocab_size == TOKENIZER_MAX_VOCAB) {
         input_error("the tokenizer has %d tokens and none for end-of-text; name one as eos_token", t->vocab_size);
     }
@@ -244,7 +229,7 @@ static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder)
         tokenizer_append_end_of_text(t);
     } else {
         t->end_of_text = end;
-        tokenizer_make_special(t, end);
+        tokenizer_mark_added(t, end, TOKEN_ADDED | TOKEN_SPECIAL);
     }
 }
 
@@ -278,8 +263,8 @@ static inline bool json_adds_tokens(const cJSON *json) {
     bool adds = false, sequence = strcmp(json_type(json), "Sequence") == 0;
     const cJSON *step = sequence ? cJSON_GetArrayItem(json_get(json, "processors"), 0) : json, *part;
     for (; step; step = sequence ? step->next : NULL) {
-        adds = adds || strcmp(json_type(step), "BertProcessing") == 0;
-        adds = adds || strcmp(json_type(step), "RobertaProcessing") == 0;
+        adds =
+            adds || strcmp(json_type(step), "BertProcessing") == 0 || strcmp(json_type(step), "RobertaProcessing") == 0;
         cJSON_ArrayForEach(part, json_get(step, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
     }
     return adds;
@@ -301,9 +286,8 @@ static inline void json_find_foreign(char *text, const cJSON *json) {
     } else if (cJSON_IsObject(normalizer)) {
         format_path(text, "a normalizer (%.60s), and GPT-2's has none", json_type(normalizer));
     } else if (!json_splits_as_gpt2(splitter)) {
-        bool space = json_true(splitter, "add_prefix_space");
-        format_path(text, "a pre-tokenizer (%.60s) that %s", *json_type(splitter) ? json_type(splitter) : "none",
-                    space ? "adds a space before each text" : "does not split with GPT-2's pattern");
+        format_path(text, "a pre-tokenizer (%.60s) with another pattern than GPT-2's, or with add_prefix_space",
+                    *json_type(splitter) ? json_type(splitter) : "none");
     } else if (json_adds_tokens(after)) {
         format_path(text, "a post-processor (%.60s) that adds tokens to each text, such as BOS", json_type(after));
     }
@@ -398,7 +382,9 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     if (folder) { tokenizer_check_config(config, folder); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
-    cJSON_ArrayForEach(item, json_get(config, "added_tokens_decoder")) {
+    const cJSON *decoder = json_get(config, "added_tokens_decoder");
+    if (!cJSON_IsObject(decoder)) { decoder = NULL; }
+    cJSON_ArrayForEach(item, decoder) {
         cJSON *id = cJSON_CreateNumber(*item->string >= '0' && *item->string <= '9' ? strtod(item->string, NULL) : -1);
         vocab_put_added(&v, item, id);
         cJSON_Delete(id);
@@ -417,6 +403,46 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     return t;
 }
 
+// other (PATH_LENGTH) = path with another ending, if it has this one; else ""
+static inline void path_with_ending(char *other, const char *path, const char *ending, const char *new_ending) {
+    *other = 0;
+    if (!has_ending(path, ending)) { return; }
+    format_path(other, "%.*s%s", (int)(strlen(path) - strlen(ending)), path, new_ending);
+}
+
+// Prints a note, once, if tokenizer.json (path) has other merges (text), or other ids, than the merges.txt or the
+// vocab.json next to it.
+static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path, const char *merges) {
+    static bool printed;
+    char other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
+    const cJSON *item;
+    size_t bytes;
+    path_with_ending(other, path, "tokenizer.json", "merges.txt");
+    char *text = read_whole_file(other, TOKENIZER_MAX_FILE, &bytes), *rest = text;
+    bool same = true;
+    for (char *line; same && (line = strsep(&rest, "\r\n")) != NULL;) {
+        size_t length = strlen(line);
+        if (length == 0 || strstr(line, "#version")) { continue; }
+        line += length >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+        same = strncmp(merges, line, strlen(line)) == 0 && merges[strlen(line)] == '\n';
+        merges += same ? strlen(line) + 1 : 0;
+    }
+    same = same && (!text || !*merges);
+    path_with_ending(other, path, "tokenizer.json", "vocab.json");
+    cJSON *vocab = try_read_json(other);
+    cJSON_ArrayForEach(item, vocab) {
+        symbol[tokenizer_symbol(t, item->valueint, symbol)] = 0;
+        same = same && strcmp(item->string, symbol) == 0;
+    }
+    if (!same && !printed) {
+        fprintf(stderr, "note      '%s' differs from the merges.txt or vocab.json next to it; tokenizer.json is used\n",
+                path);
+    }
+    printed |= !same;
+    cJSON_Delete(vocab);
+    free(text);
+}
+
 static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json) {
     char foreign[PATH_LENGTH];
     size_t bytes;
@@ -430,6 +456,7 @@ static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json)
     char *merges = json_merges_text(json, path, &bytes);
     const cJSON *vocab = json_get(json_get(json, "model"), "vocab"), *added = json_get(json, "added_tokens");
     Tokenizer t = tokenizer_build(vocab, added, path, path, merges, bytes);
+    tokenizer_print_conflict(&t, path, merges);
     free(merges);
     return t;
 }
@@ -445,75 +472,24 @@ static inline Tokenizer tokenizer_load_with_vocab(const char *path, const char *
     return t;
 }
 
-// other (PATH_LENGTH) = path with another ending, if it has this one; else ""
-static inline void path_with_ending(char *other, const char *path, const char *ending, const char *new_ending) {
-    *other = 0;
-    if (!has_ending(path, ending)) { return; }
-    format_path(other, "%.*s%s", (int)(strlen(path) - strlen(ending)), path, new_ending);
-}
-
-// path (PATH_LENGTH) = the tokenizer's file in a folder: tokenizer.json, merges.txt or vocab.bpe; "": none. Skips a
-// tokenizer.json that is refused: then `why` (PATH_LENGTH) says what it has.
-static inline void tokenizer_in_folder(char *path, const char *folder, char *why) {
+// path (PATH_LENGTH) = the tokenizer's file in a folder: tokenizer.json, or else merges.txt or vocab.bpe; "": none
+static inline void tokenizer_in_folder(char *path, const char *folder) {
     static const char *const names[] = {"tokenizer.json", "merges.txt", "vocab.bpe"};
-    *why = 0;
     for (int i = 0; i < 3; i++) {
         format_path(path, "%s/%s", folder, names[i]);
-        if (access(path, R_OK) == 0 && (i > 0 || tokenizer_json_is_known(path, why))) { return; }
+        if (access(path, F_OK) == 0) { return; }
     }
     *path = 0;
-}
-
-// True if a merges file (text, which is changed) lists the merges of a tokenizer.
-static inline bool tokenizer_has_merges(const Tokenizer *t, char *text) {
-    char line[4 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    uint64_t *by_rank = tokenizer_merges_by_rank(t);
-    int rank = 0;
-    text += strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    text += strncmp(text, "#version", 8) == 0 ? strcspn(text, "\n") : 0;
-    for (char *found; (found = strsep(&text, "\r\n")) != NULL;) {
-        if (!*found) { continue; }
-        line[rank >= 0 && rank < t->num_merges ? tokenizer_merge_line(t, by_rank[rank], line) : 0] = 0;
-        rank = rank >= 0 && strcmp(found, line) == 0 ? rank + 1 : -1;
-    }
-    free(by_rank);
-    return rank == t->num_merges;
-}
-
-// Prints a note if tokenizer.json, which t was read from, differs from the merges.txt or the vocab.json next to it.
-// path: of tokenizer.json or its folder
-static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path) {
-    char file[PATH_LENGTH], other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    const cJSON *item;
-    size_t bytes;
-    format_path(file, "%s%s", path, has_ending(path, "tokenizer.json") ? "" : "/tokenizer.json");
-    if (access(file, F_OK) != 0 || !t->merges) { return; }
-    path_with_ending(other, file, "tokenizer.json", "merges.txt");
-    char *merges = read_whole_file(other, TOKENIZER_MAX_FILE, &bytes);
-    bool same = !merges || tokenizer_has_merges(t, merges);
-    path_with_ending(other, file, "tokenizer.json", "vocab.json");
-    cJSON *vocab = try_read_json(other);
-    cJSON_ArrayForEach(item, vocab) {
-        symbol[tokenizer_symbol(t, item->valueint, symbol)] = 0;
-        same = same && strcmp(item->string, symbol) == 0;
-    }
-    if (!same) {
-        fprintf(stderr, "note      '%s' differs from the merges.txt or vocab.json next to it; tokenizer.json is used\n",
-                file);
-    }
-    cJSON_Delete(vocab);
-    free(merges);
 }
 
 // Loads a merges file with the vocab.json next to it, tokenizer.json, vocab.json with the merges.txt next to it,
 // gpt2_tokenizer.bin, or one of a folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with
 // tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
-    char in_folder[PATH_LENGTH], other[PATH_LENGTH], why[PATH_LENGTH];
+    char in_folder[PATH_LENGTH], other[PATH_LENGTH];
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        tokenizer_in_folder(in_folder, path, why);
-        if (*why && !*in_folder) { format_path(in_folder, "%s/tokenizer.json", path); }
+        tokenizer_in_folder(in_folder, path);
         if (!*in_folder) {
             input_error("%s: the folder has no tokenizer.json, merges.txt or vocab.bpe; give the tokenizer's file",
                         path);

@@ -24,6 +24,7 @@ defines: print_banner, print_plan, print_version
 #include "llmc/run/flag_table.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/shapes/params.h"
@@ -44,27 +45,23 @@ static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
     char files[COUNT_LENGTH], tokens[COUNT_LENGTH];
     const TokenFiles *sets[] = {&d->train_files, &d->val_files};
     for (int i = 0; i < 2 && !d->has_examples; i++) {
-        uint64_t skipped = 0, count = 0;
-        for (int f = 0; f < sets[i]->num_files; f++) {
-            bool used = token_file_sequences(&sets[i]->files[f], a->T) > 0;
-            count += !used;
-            skipped += used ? 0 : sets[i]->files[f].num_tokens;
-        }
+        uint64_t count = 0, skipped = token_files_total(sets[i]) - token_files_used(sets[i], a->T);
+        for (int f = 0; f < sets[i]->num_files; f++) { count += !token_file_sequences(&sets[i]->files[f], a->T); }
         if (count == 0 || (i == 1 && a->val_every == 0)) { continue; }
         printf("note      %s: %s of %d files%s (%s tokens) are shorter than a sequence of -t %d and are not read; join "
                "them with cat, or give a smaller -t\n",
                sets[i]->flag, count_text(files, count), sets[i]->num_files, sets[i]->use, count_text(tokens, skipped),
                a->T);
     }
-    char **train = token_files_paths(&d->train_files), **val = token_files_paths(&d->val_files);
-    print_same_files(stdout, "-i", train, d->train_files.num_files, NULL, NULL, 0);
-    if (a->val_data) {
-        print_same_files(stdout, "-i", train, d->train_files.num_files, "-j", val, d->val_files.num_files);
+    int num_train = d->train_files.num_files, num_files = num_train + (a->val_data ? d->val_files.num_files : 0);
+    char **paths = (char **)xcalloc((size_t)num_files, sizeof *paths);
+    for (int f = 0; f < num_files; f++) {
+        paths[f] = f < num_train ? d->train_files.files[f].path : d->val_files.files[f - num_train].path;
     }
-    free(train);
-    free(val);
-    if (data_are_bytes(d)) { print_bad_bytes_of("-i", a->train_data); }
-    if (data_are_bytes(d) && a->val_data) { print_bad_bytes_of("-j", a->val_data); }
+    print_same_files(stdout, paths, num_files, num_train);
+    free(paths);
+    if (data_are_bytes(d) && a->rank == 0) { print_byte_notes("-i", a->train_data); }
+    if (data_are_bytes(d) && a->rank == 0 && a->val_data) { print_byte_notes("-j", a->val_data); }
     print_example_notes(&d->examples, "-i", a->train_data, a->T);
     print_example_notes(&d->val_examples, "-j", a->val_data, a->T);
 }
@@ -135,6 +132,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
          " with scripts/get_data.sh hellaswag"},
         {step == 0 && is_shape && !data->has_examples && c->vocab_size > V,
          "the model has more tokens than the data: a shape such as -e l6h6c384 has the data's", ""},
+        {!is_shape && vocab_differs(c->vocab_size, V), VOCAB_NOTE, ""},
         {*no_gpu != 0, "this program can use a GPU, but finds none: ", no_gpu},
         {a->warmup >= max_steps, "the learning rate never reaches its peak: the warmup -u is as long as the run", ""},
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,

@@ -59,12 +59,18 @@ static inline TokenFiles data_open_files(const char *flag, const char *pattern) 
     return files;
 }
 
-// The note on bytes of -i that are not UTF-8, of the first 256 MiB.
-static inline void print_bad_bytes_of(const char *flag, const char *pattern) {
+// The notes on text that is read as bytes, of its first 64 MiB: on bytes that are not UTF-8, and on <|endoftext|>.
+static inline void print_byte_notes(const char *flag, const char *pattern) {
     Corpus corpus = corpus_open(flag, pattern, NULL, 0);
     CorpusPiece piece;
-    while (corpus.bytes_read < 256 << 20 && corpus_read(&corpus, &piece)) {}
+    while (corpus.bytes_read < 64 << 20 && corpus_read(&corpus, &piece)) {}
     print_bad_bytes(stdout, &corpus);
+    uint64_t found = corpus.specials + corpus.separators;
+    if (found) {
+        printf("note      %s %s: %" PRIu64
+               " <|endoftext|> are read as 13 bytes each; --tokenize ends a document there\n",
+               flag, pattern, found);
+    }
     corpus_close(&corpus);
 }
 

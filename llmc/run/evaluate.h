@@ -300,7 +300,7 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
         progress_show("--eval", (double)f->text.bytes_read, (double)f->text.bytes);
     }
     progress_show("--eval", -1, 0);
-    print_specials(stderr, encoder.specials_as_text);
+    f->text.specials += encoder.specials_as_text;
     corpus_print_notes(stderr, &f->text);
     tokenizer_free_encoder(&encoder);
 }
@@ -328,6 +328,7 @@ static inline void eval_shards(TextScore *s, const EvalFile *f) {
         score_text_window(s);
     }
     progress_show("--eval", -1, 0);
+    if (vocab_differs(V, f->shards.vocab_size)) { fputs("note      " VOCAB_NOTE "\n", stderr); }
     token_reader_close(&reader);
     free(token_bytes);
     free(ids);

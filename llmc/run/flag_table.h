@@ -254,15 +254,16 @@ static inline void args_check_batch(const TrainArgs *a) {
 static const struct {
     const char *mode, *obeys;
 } modes[] = {
-    {"generate", "model output train-data tokenizer prompt temperature top-k top-p samples seed micro-batch "
-                 "sequence-length"},
-    {"eval", "model output tokenizer field skip-bad micro-batch sequence-length"},
+    {"generate", "model output train-data tokenizer prompt temperature top-k top-p samples seed graph "
+                 "matmul-precision fuse-gelu offload"},
+    {"eval", "model output tokenizer field skip-bad micro-batch sequence-length graph matmul-precision fuse-gelu "
+             "offload"},
     {"export", "model output train-data tokenizer"},
     {"tokenize", "train-data tokenizer field skip-bad val-share"},
     {"train-bpe", "train-data output field skip-bad"},
 };
 enum { NUM_MODES = sizeof modes / sizeof modes[0] };
-#define MACHINE_FLAGS "device threads graph matmul-precision fuse-gelu gpu-log offload processes init-method"
+#define MACHINE_FLAGS "device threads gpu-log processes init-method"
 
 // the row of modes of the first one given, or -1
 static inline int mode_without_training(const TrainArgs *a) {
@@ -330,7 +331,8 @@ static inline void args_check_needs(const TrainArgs *a) {
          "-rn applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as well, or leave -rn "
          "out"},
         {a->recompute == RECOMPUTE_ALL && (!a->plan || *a->plan || a->fit || !trains),
-         "-r all works only with --plan, not --plan=json, for training and without --fit: give one level with -r N"},
+         "-r all works only with --plan, not --plan=json, --fit or --generate: it prints a line for each level of "
+         "training; give one level with -r N"},
         {a->fit && !trains, "--fit chooses flags of training: leave it out"},
         {(a->eval || a->generate) && needs_model,
          "--eval and --generate need a trained model: give its folder or .safetensors file with -e"},

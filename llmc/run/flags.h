@@ -20,10 +20,10 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag
 */
 #pragma once
 #include <cjson/cJSON.h>
+#include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
-#include "llmc/run/other_names.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_REMOVED } FlagType;
 
@@ -172,26 +172,67 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// the name in an argument, without dashes before it or a value after =, and with - for _
-static inline void flag_plain_name(char name[FLAG_TEXT], const char *argument) {
-    argument += strspn(argument, "-");
-    snprintf(name, FLAG_TEXT, "%.*s", (int)strcspn(argument, "="), argument);
-    for (char *c = name; *c; c++) { *c = *c == '_' ? '-' : *c; }
-}
+// flags of other programs, and what does their job here
+// clang-format off
+static const struct {
+    const char *names;   // of PyTorch's examples, nanoGPT, Megatron-LM, llm.c and transformers, with - for _
+    const char *answer;  // follows "unknown flag --NAME; "
+} other_names[] = {
+    {"batch-size bs device-batch-size per-device-batch-size per-device-train-batch-size micro-batch-size",
+     "here it is -b N (--micro-batch), the sequences of a micro-batch"},
+    {"global-batch-size total-batch-size grad-accum grad-accum-steps gradient-accumulation-steps accumulation-steps",
+     "here it is -d N (--batch-tokens), the tokens of an update: b x t x ranks x accumulation steps"},
+    {"block-size seq-len seq-length max-seq-len max-seq-length ctx context context-length n-ctx",
+     "here it is -t N (--sequence-length)"},
+    {"lr max-lr", "here it is -l X (--learning-rate)"},
+    {"min-lr lr-min", "here it is -q X (--final-fraction), a fraction of -l"},
+    {"lr-scheduler lr-scheduler-type lr-decay-style scheduler", "here it is -k NAME (--schedule)"},
+    {"warmup-steps warmup-iters lr-warmup-steps lr-warmup-iters", "here it is -u N (--warmup), in steps"},
+    {"steps max-iters iters num-steps train-iters train-steps num-iterations", "here it is -x N (--max-steps)"},
+    {"epochs epoch num-epochs max-epochs num-train-epochs",
+     "here -x N (--max-steps) counts updates, and -x -1, the default, is one epoch"},
+    {"wd", "here it is -c X (--weight-decay)"},
+    {"clip clip-grad max-grad-norm max-norm gradient-clip-val", "here it is --grad-clip X"},
+    {"adam-beta1 adam-beta2 adam-eps adam-epsilon", "here they are --beta1 X, --beta2 X and --epsilon X"},
+    {"dropout attention-dropout hidden-dropout attn-pdrop resid-pdrop", "this trainer has no dropout: leave it out"},
+    {"out out-dir output-dir save save-dir", "here it is -o DIR (--output)"},
+    {"data dataset data-dir data-path train-file train-bin input input-bin", "here it is -i GLOB (--train-data)"},
+    {"n-layer n-head n-embd n-layers num-layers n-heads num-heads num-attention-heads hidden hidden-size d-model",
+     "here -e (--model) has the shape: -e d12, or -e l12h12c768"},
+    {"init-from model-name model-name-or-path load pretrained checkpoint model-dir", "here it is -e DIR (--model)"},
+    {"resume-from resume-from-checkpoint", "here it is -y 1 (--resume) with -o DIR"},
+    {"eval-interval eval-every eval-steps val-interval", "here it is -v N (--val-every)"},
+    {"eval-iters val-iters", "here it is -m N (--val-batches)"},
+    {"save-interval save-every save-steps checkpoint-interval", "here it is -n N (--checkpoint-every)"},
+    {"max-new-tokens max-tokens num-tokens n-predict", "here it is --generate N"},
+    {"temp", "here it is --temperature X"},
+    {"dtype bf16 fp16 amp precision mixed-precision",
+     "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
+    {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
+    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn",
+     "nothing here needs it: leave it out"},
+    {"optimizer optim", "the optimizer is AdamW: leave it out"},
+    {"vocab-size", "the vocabulary is that of the data: leave it out"},
+    {"log-interval log-every logging-steps", "each step is printed, and logged with -o DIR: leave it out"},
+    {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
+     "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
+};
+// clang-format on
 
 // Stops at an argument that is no flag, and names the flag that does its job, if there is one.
 __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *argument) {
     char name[FLAG_TEXT], usage[FLAG_TEXT];
-    flag_plain_name(name, argument);
+    const char *bare = argument + strspn(argument, "-");
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(bare, "="), bare);
+    for (char *c = name; *c; c++) { *c = *c == '_' ? '-' : (char)tolower(*c); }
     for (int i = 0; i < count; i++) {  // our own, spelled another way: --top_k, -micro-batch, --b, -b=4
         const Flag *flag = &table[i];
-        const char *letter = flag->letter ? flag->letter : "", *value = flag->value_name ? flag->value_name : "";
+        const char *letter = flag->letter ? flag->letter : "";
         bool is_ours = *name && !flag_has_no_value(flag) && (!strcmp(letter, name) || !strcmp(flag->name, name));
         if (!is_ours) { continue; }
         flag_usage_text(flag, usage);
-        if (!*letter) { input_error("unknown flag %s; here it is %s; --help lists all flags", argument, usage); }
-        input_error("unknown flag %s; here it is -%s %s, or %s; --help lists all flags", argument, letter, value,
-                    usage);
+        input_error("unknown flag %s; here it is %s%s%s%s; --help lists all flags", argument, *letter ? "-" : "",
+                    letter, *letter ? " or " : "", usage);
     }
     for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
         if (flag_choice_index(other_names[i].names, name) < 0) { continue; }

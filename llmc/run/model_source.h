@@ -25,12 +25,10 @@ typedef struct {
 
 // Stops at a folder with weights in another format, and names the file.
 static inline void refuse_other_folder(const char *folder) {
-    static const char *const names[] = {"pytorch_model*",     "*.pt",  "*.pth", "tf_model.h5",
-                                        "flax_model.msgpack", "*.gguf"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < NAMED_KINDS; i++) {
         char pattern[PATH_LENGTH];
         glob_t found;
-        format_path(pattern, "%s/%s", folder, names[i]);
+        format_path(pattern, "%s/%s", folder, named_kinds[i].pattern);
         if (glob(pattern, 0, NULL, &found) == 0) { refuse_kind("-e", found.gl_pathv[0], EXPECTED_MODEL); }
         globfree(&found);
     }
@@ -48,10 +46,10 @@ static inline void find_model(char *model, const char *word) {
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
     refuse_other_folder(model);
-    input_error(
-        "-e %s is a folder without model.safetensors, its index or checkpoints; give llm.c's model_*.bin itself, "
-        "or a folder that transformers' save_pretrained writes",
-        word);
+    input_error("-e %s is a folder without model.safetensors, its index or checkpoints (a run saves them with -n); "
+                "give llm.c's model_*.bin itself, "
+                "or a folder that transformers' save_pretrained writes",
+                word);
 }
 
 // *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if

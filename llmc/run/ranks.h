@@ -139,18 +139,13 @@ static inline void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
-// libgomp crashes at too many threads, or at too small a stack, where it keeps an array of the threads.
+// libgomp crashes at too many threads.
 static inline void check_threads(void) {
     enum { MAX_THREADS = 1024 };
-    int threads = omp_get_max_threads(), min_stack = 120 + threads / 8;  // KiB: measured, with a margin
-    struct rlimit stack;
+    int threads = omp_get_max_threads();
     if (threads > MAX_THREADS && threads > omp_get_num_procs()) {
         input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
                     threads, MAX_THREADS);
-    }
-    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur >> 10 < (rlim_t)min_stack) {
-        run_error("the stack is limited to %llu KiB, expected at least %d for %d threads: raise it with ulimit -s 8192",
-                  (unsigned long long)stack.rlim_cur >> 10, min_stack, threads);
     }
 }
 
@@ -178,8 +173,14 @@ static inline void limit_spinning(char **argv) {
     execv(path, argv);  // if it fails, we go on with long spinning
 }
 
-// The first call of main.
+// The first call of main. Stops at a stack that is smaller than what the program and libgomp keep there.
 static inline void start_process(char **argv) {
+    enum { MIN_STACK = 256 };  // KiB
+    struct rlimit stack;
+    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur >> 10 < MIN_STACK) {
+        run_error("the stack is limited to %d KiB, expected at least %d: raise it with ulimit -s 8192",
+                  (int)(stack.rlim_cur >> 10), MIN_STACK);
+    }
     limit_spinning(argv);
     omp_set_dynamic(0);        // --threads is the number of threads
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk

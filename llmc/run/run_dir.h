@@ -73,8 +73,7 @@ static inline void make_run_dir(const char *path) {
             folder_of(above, folder);
             sync_folder(above);
         } else if (errno != EEXIST) {
-            input_error("-o %s: could not make the folder '%s' (%s); give a folder that can be written", path, folder,
-                        strerror(errno));
+            input_error("could not make the folder '%s': %s; give a path that can be written", folder, strerror(errno));
         }
     }
 }

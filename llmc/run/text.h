@@ -1,6 +1,6 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, tokenizer_advice, print_specials,
+defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, vocab_differs, tokenizer_advice,
          prompt_text, document_start, prompt_tokens, print_token
 */
 #pragma once
@@ -55,15 +55,17 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     }
 }
 
-// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none. A
-// tokenizer.json that is refused is skipped with a note.
+// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none, or with a
+// note if tokenizer_open would refuse it.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     char checkpoint[PATH_LENGTH], why[PATH_LENGTH];
     *path = 0;
     if (!folder || access(folder, F_OK) != 0) { return; }
-    tokenizer_in_folder(path, folder, why);
-    if (!*path && !*why && checkpoint_of_run(checkpoint, folder)) { tokenizer_in_folder(path, checkpoint, why); }
-    if (*why) { fprintf(stderr, "note      the tokenizer.json of '%s' is not used: it has %s\n", folder, why); }
+    tokenizer_in_folder(path, folder);
+    if (!*path && checkpoint_of_run(checkpoint, folder)) { tokenizer_in_folder(path, checkpoint); }
+    if (!has_ending(path, ".json") || tokenizer_json_is_known(path, why)) { return; }
+    fprintf(stderr, "note      '%s' is not used: it has %s\n", path, why);
+    *path = 0;
 }
 
 // path = --tokenizer, or else the first of tokenizer.json, merges.txt and vocab.bpe in -e, in the folder that holds -e,
@@ -114,9 +116,16 @@ static inline void drop_added_tokens(Tokenizer *t, int vocab_size) {
     }
     t->num_added = kept;
     if (t->vocab_size == before) { return; }
-    fprintf(stderr, "note      the model has no rows for the tokenizer's added tokens %d to %d: they are left out\n",
-            t->vocab_size, before - 1);
+    fprintf(stderr,
+            "note      the model has no embeddings from id %d on: %d of the tokenizer's added tokens are not used\n",
+            t->vocab_size, before - t->vocab_size);
 }
+
+// True if ids of the data may be other tokens to the model. A model may be padded to a multiple of 64, as nanoGPT's.
+static inline bool vocab_differs(int model_vocab, int data_vocab) {
+    return model_vocab != data_vocab && model_vocab != (data_vocab + 63) / 64 * 64;
+}
+#define VOCAB_NOTE "the vocabulary of the data is not the model's: an id may be another token there"
 
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. False if there is none: text is
 // then printed as numbers. Stops if the tokenizer does not fit the model or the shards.
@@ -130,17 +139,16 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
-    tokenizer_print_conflict(tokenizer, path);
+    if (!given_tokenizer(a)) {  // before tokens are dropped
+        check_shards(tokenizer, path, a->eval ? "--eval" : "-i", a->eval ? a->eval : a->train_data);
+        check_shards(tokenizer, path, "-j", a->eval ? NULL : a->val_data);
+    }
     drop_added_tokens(tokenizer, vocab_size);
     bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
     if (tokenizer->vocab_size > vocab_size || wrong_bytes) {
         input_error(
             "the tokenizer '%s' has %d tokens and the model %d; give the model's own tokenizer with --tokenizer", path,
             tokenizer->vocab_size, vocab_size);
-    }
-    if (!given_tokenizer(a)) {
-        check_shards(tokenizer, path, a->eval ? "--eval" : "-i", a->eval ? a->eval : a->train_data);
-        check_shards(tokenizer, path, "-j", a->eval ? NULL : a->val_data);
     }
     return true;
 }
@@ -185,15 +193,6 @@ static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *promp
     }
     free(text);
     return count;
-}
-
-// The note on special tokens within the lines of a text.
-static inline void print_specials(FILE *out, uint64_t count) {
-    if (count == 0) { return; }
-    fprintf(out,
-            "note      read as text: %" PRIu64 " special token%s, such as <|endoftext|>, inside a line (one that is a "
-            "line of its own ends a document)\n",
-            count, plural_s(count));
 }
 
 // Prints one token as text, or as a number without a tokenizer (NULL). Control characters do not reach a terminal.

@@ -21,7 +21,6 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/run/run_dir.h"
-#include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include <omp.h>
 
@@ -47,7 +46,7 @@ typedef struct {
     const Tokenizer *tokenizer;
     Corpus corpus;
     ShardWriter writer;
-    uint64_t documents, specials_as_text;
+    uint64_t documents;
 } TokenizeJob;
 
 // ---- one block
@@ -126,7 +125,7 @@ static inline void tokenize_blocks(TokenizeJob *job) {
             progress_show("--tokenize", (double)job->corpus.bytes_read, (double)job->corpus.bytes);
             __atomic_store_n(&blocks_written, number + 1, __ATOMIC_RELEASE);
         } while (block.num_pieces > 0);
-        __atomic_add_fetch(&job->specials_as_text, block.encoder.specials_as_text, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&job->corpus.specials, block.encoder.specials_as_text, __ATOMIC_RELAXED);
         block_free(&block);
     }
 }
@@ -147,7 +146,6 @@ static inline void tokenize_print_end(const TokenizeJob *job, double seconds) {
                "documents\n",
                100 * share, 100 * job->args->val_share);
     }
-    print_specials(stdout, job->specials_as_text);
     corpus_print_notes(stdout, &job->corpus);
 }
 
@@ -171,7 +169,6 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     char path[PATH_LENGTH];
     double started = now_seconds();
     Tokenizer tokenizer = tokenizer_open(a->tokenizer);
-    tokenizer_print_conflict(&tokenizer, a->tokenizer);
     memset(&job, 0, sizeof job);
     if (!tokenizer.merges) {
         input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
@@ -183,7 +180,10 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     job.corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
     job.corpus.tokenizer = &tokenizer;
     tokenize_tokenizer_path(path, &job);
-    print_same_files(stdout, "-i", job.corpus.paths, job.corpus.num_files, NULL, NULL, 0);
+    print_same_files(stdout, job.corpus.paths, job.corpus.num_files, job.corpus.num_files);
+    char folder[PATH_LENGTH];
+    folder_of(folder, a->tokenize);
+    make_run_dir(folder);
     job.writer = shard_writer_open(a->tokenize, tokenizer.vocab_size, SHARD_TOKENS);
     tokenize_blocks(&job);
     progress_show("--tokenize", -1, 0);
