@@ -406,23 +406,26 @@ report "two --tokenize of one name at once: one writes, the other is refused" "$
 report "work of more than two seconds says how far it is, on a terminal only" "$(
     python3 - "$trainer" "$merges" <<'PYTHON'
 import os, pty, subprocess, sys
-master, slave = pty.openpty()
-command = [sys.argv[1], "--tokenizer", sys.argv[2], "--val-share", "0", "--tokenize", "slow", "-i", "-"]
-process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=slave)
-os.set_blocking(master, False)
-shown = b""
-for _ in range(6000):  # text until the line is there; the trainer reads 4 MiB at once
-    try:
-        shown += os.read(master, 65536)
-    except BlockingIOError:
-        pass
-    if b"--tokenize: " in shown:
-        break
-    process.stdin.write(b"a line of text, and another one\n" * 32768)
-process.stdin.close()
-process.wait()
-if b" MB, " not in shown:
-    print("shown:", shown[-200:])
+modes = {b"--tokenize: ": ["--tokenizer", sys.argv[2], "--val-share", "0", "--tokenize", "slow", "-i", "-"],
+         b"--train-bpe, counting words: ": ["--train-bpe", "300", "-o", "slow", "-i", "-"]}
+for words, arguments in modes.items():
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.argv[1], *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                               stderr=slave)
+    os.set_blocking(master, False)
+    shown = b""
+    for _ in range(6000):  # text until the line is there; the trainer reads 4 MiB at once
+        try:
+            shown += os.read(master, 65536)
+        except BlockingIOError:
+            pass
+        if words in shown and b" MB, " in shown:
+            break
+        process.stdin.write(b"a line of text, and another one\n" * 32768)
+    else:
+        print(words, "shown:", shown[-200:])
+    process.kill()
+    process.wait()
 PYTHON
     tokenize 0 quiet text.txt
     silent "$err"

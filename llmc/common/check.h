@@ -123,7 +123,7 @@ enum { COUNT_LENGTH = 28 };
 static inline const char *count_text(char *text, uint64_t count) {
     int n = snprintf(text, COUNT_LENGTH, "%llu", (unsigned long long)count);
     for (int at = n - 3; at > 0; at -= 3, n++) {
-        memmove(text + at + 1, text + at, (size_t)(n - at + 1));
+        memmove(text + at + 1, text + at, strlen(text + at) + 1);
         text[at] = ',';
     }
     return text;

@@ -140,9 +140,9 @@ static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, i
     }
     const uint16_t *words = (const uint16_t *)file;
     int examples = header[2], *ids = (int *)xmalloc(UINT16_MAX * sizeof *ids);
-    while (hellaswag_examples(&set) < examples) {
+    do {
         at += hellaswag_add_words(&set, words + at, bytes / sizeof *words - at, vocab_size, ids);
-    }
+    } while (hellaswag_examples(&set) < examples);
     if (at * sizeof *words != bytes) {
         input_error("%s: %s goes on after its %d examples; copy or make the file again", flag, path, examples);
     }
