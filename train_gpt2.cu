@@ -1222,6 +1222,7 @@ int main(int argc, char **argv) {
     } else if (args.version) {
         print_version();
     } else if (args.self_check) {
+        args_check_mode(&args);
         if (host->rank == 0) { status = self_check_print(backend_choose((DeviceChoice)args.device, true)); }
     } else {
         args_check(&args);

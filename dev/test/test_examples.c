@@ -238,6 +238,8 @@ static void load_lines(void *lines) {
     examples_free(&e);
 }
 
+#define TURNS(KEYS) "\"messages\":[{" KEYS "\"role\":\"assistant\",\"content\":\"a\"}]"
+
 TEST(test_bad_lines) {
     static const char *const bad[][2] = {
         {"{\"text\":\"good\"}\n\n{\"text\":", "examples.jsonl line 3 is not a JSON object"},
@@ -253,11 +255,32 @@ TEST(test_bad_lines) {
          "line 1 has a message without a content, or without a role of system, user or assistant: found"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[]}]}\n", "line 1 has a message without a content"},
         {"{\"messages\":[7]}\n", "line 1 has a message without a content"},
+        {"{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"}]}\n",
+         "line 1 has none of these: strings prompt and completion, an array messages, a string text: found"},
+        // keys of other programs that change what is learned
+        {"{\"prompt\":\"a\",\"completion\":\"b\",\"label\":false}\n",
+         "line 1 has system, tools, weight or label beside its prompt or turns, which are not read: found"},
+        {"{\"system\":\"a\"," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
+        {"{\"weight\":0," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
+        {"{\"tools\":[{}]," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
+        {"{" TURNS("\"tool_calls\":[{}],") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
+        {"{" TURNS("\"function_call\":{},") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
+        {"{" TURNS("\"train\":false,") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
         {"{\"prompt\":\"far too long\",\"completion\":\"a\"}\n",
          "holds no example with a target in its first 9 tokens"},
         {"\n", "holds no example with a target"},
     };
     for (size_t i = 0; i < LEN(bad); i++) { assert_stops(2, bad[i][1], load_lines, (void *)bad[i][0]); }
+    static const char *const good[] = {
+        "{\"prompt\":\"a\",\"completion\":\"b\",\"label\":true}\n",
+        "{\"system\":\"\",\"tools\":[],\"weight\":1,\"label\":null," TURNS("\"tool_calls\":null,\"train\":true,") "}\n",
+        "{\"text\":\"a\",\"label\":0}\n",  // the class of a text
+    };
+    for (size_t i = 0; i < LEN(good); i++) {
+        Examples e = load(good[i], 32);
+        assert_int_equal(e.count, 1);
+        examples_free(&e);
+    }
 }
 
 TEST(test_chat_format) {

@@ -89,7 +89,7 @@ report "bad input" "$(
     run 2 --export pth -e bytes -o x.gguf
     says "$out" "gguf"
     run 2 --export gguf -e bytes -o x.gguf --type q8_0
-    says "$out" "--type was removed: --export keeps the type of the weights; llama.cpp's llama-quantize changes it"
+    says "$out" "--type; --export keeps the type of the weights; llama.cpp's llama-quantize changes it"
     [ ! -e x.gguf ] || echo "x.gguf was written"
     cmp text.txt text_before.txt 2>&1
     no_leftovers

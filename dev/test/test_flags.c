@@ -39,7 +39,6 @@ static const Flag TABLE[] = {
     FLAG_HEADING("Other"),
     {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", "print the plan"},
     {"?", "help", FLAG_OPTION, offsetof(Values, help), 0, 0, NULL, NULL, "print this", NOT_RESUMED},
-    FLAG_WAS_REMOVED("zz", "check-twice", "the tests prove that a step is repeatable"),
 };
 // clang-format on
 enum { ROWS = LEN(TABLE), MAX_ARGUMENTS = 32 };
@@ -245,9 +244,9 @@ TEST(test_refusals) {
         {"--help=me", "--help takes no value; found 'me'"},
         {"--help b", "stray argument 'b'"},
         // removed
-        {"-zz 4", "-zz was removed: the tests prove that a step is repeatable"},
-        {"--check-twice", "--check-twice was removed: the tests"},
-        {"--check-twice=4", "--check-twice was removed: the tests"},
+        {"-lc 4", "unknown flag -lc; the number of logits computed at once follows from"},
+        {"--verify-step", "unknown flag --verify-step; the tests prove that a step is repeatable"},
+        {"--verify-step=4", "unknown flag --verify-step=4; the tests"},
         // stray
         {"out", "stray argument 'out'"},
         {"-b 4 8", "stray argument '8'"},
@@ -380,7 +379,7 @@ TEST(test_json_reads_back) {
 
 // fields that the file lacks stay as they are, and so do those of flags that are not resumed
 TEST(test_json_sets_no_more_than_it_names) {
-    const char *text = "{\"micro-batch\":8,\"max-steps\":9,\"x\":7,\"help\":\"\",\"lr\":0.5,\"check-twice\":3}";
+    const char *text = "{\"micro-batch\":8,\"max-steps\":9,\"x\":7,\"help\":\"\",\"lr\":0.5,\"verify-step\":3}";
     Values expected = default_values();
     expected.micro_batch = 8;
     expected.max_steps = 9;

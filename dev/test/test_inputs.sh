@@ -91,6 +91,9 @@ put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
 put("utf16.txt", text.encode("utf-16-le"))
 put("chinese16.txt", ("\u4eca\u5929\u5f88\u597d\uff0c\n" * 50).encode("utf-16-le"))
 put("utf16be.txt", text.encode("utf-16-be"))
+put("marked32.txt", text.encode("utf-32")); put("marked32be.txt", b"\0\0\xfe\xff" + text.encode("utf-32-be"))
+put("cesu.txt", text.encode() + b"\xed\xa0\xbd\xed\xb8\x80\n\xf4\x90\x80\x80\n")  # surrogates, beyond U+10FFFF
+put("book [1].txt", text); put("n[1].txt", text); put("n1.txt", "b" * 300)
 put("russian16.txt", ("\u043c\u043e\u0441\u043a\u0432\u0430 \u0438 \u0434\u043e\u043c\n" * 50).encode("utf-16-le"))
 put("lines16.jsonl", lines.encode("utf-16-le")); put("lines16be.jsonl", lines.encode("utf-16-be"))
 put("speech.txt", '["Oh", she said, "no"]\n' + text); put("quotes.txt", '"Oh", she said: [1]\n' + text)
@@ -195,6 +198,8 @@ page|page is an HTML page
 model.safetensors|model.safetensors is a safetensors model, expected text in UTF-8; give it with -e
 model.gguf|model.gguf is a GGUF model
 model.h5|model.h5 is an HDF5 file
+marked32.txt|marked32.txt is text in UTF-32, expected text in UTF-8; convert it: iconv -f UTF-32 -t UTF-8
+marked32be.txt|marked32be.txt is text in UTF-32
 marked16.txt|marked16.txt is text in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16 -t UTF-8
 train.bin|train.bin is a file of token ids without a header, as nanoGPT's train.bin, expected
 gpt2.bin|gpt2.bin is a file of token ids without a header
@@ -246,6 +251,20 @@ for file in c.json c.ndjson c.JSONL c.jsonl.txt c marked.jsonl spaced.txt; do
         matches "$out" "^data      [0-9]* examples in "
     )"
 done
+report "a file of exactly this name comes before the files that match it as a pattern" "$(
+    for name in 'n[1]' 'book [1]'; do
+        run 0 -i "$name.txt" "${train[@]}"
+        says "$out" "data      5301 training tokens, 589 validation tokens"
+        tokenize 0 "${name% *}_exact" "$name.txt"
+        rm -f ./*_exact_*
+    done
+    run 0 -i 'n[[]1].txt' -j 'n[1].txt' "${train[@]}" -v 1
+    says "$out" "-j n[1].txt has the same content as -i n[1].txt"
+)"
+report "--field names a field of JSON lines, and no text has one" "$(
+    tokenize 2 field special.txt --field text
+    says "$err" "-i: --field is for JSON lines, and special.txt is text; leave the flag or the file out"
+)"
 for file in verse code list words tag less utf8 xml pictures films speech quotes; do
     report "text: $file.txt" "$(
         run 0 -i $file.txt "${train[@]}"
@@ -272,6 +291,7 @@ utf16.txt|5890 bytes are NUL or not UTF-8, the first at byte 1,,UTF-16LE
 utf16be.txt|5890 bytes are NUL or not UTF-8, the first at byte 0,,UTF-16BE
 chinese16.txt|200 bytes are NUL or not UTF-8, the first at byte 0,,UTF-16LE
 russian16.txt|150 bytes are NUL or not UTF-8, the first at byte 13,,UTF-16LE
+cesu.txt|10 bytes are NUL or not UTF-8, the first at byte 5890
 nul.txt|1 bytes are NUL or not UTF-8, the first at byte 5890
 latin1.jsonl|3 bytes are NUL or not UTF-8, the first at byte 12
 zeros.txt|5000 bytes are NUL or not UTF-8, the first at byte 5890

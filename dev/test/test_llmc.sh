@@ -93,7 +93,7 @@ report "the multi-node scripts' arguments: a folder for fs; tcp is refused" "$(
     run 2 "${line[@]}" -pi "tcp" --plan
     says "-pi takes one of mpi fs; found 'tcp'"
     run 2 "${line[@]}" -ps 10.0.1.220 -pi "tcp" --plan
-    says "-ps was removed: start the ranks with mpirun"
+    says "-ps; start the ranks with mpirun"
 )"
 report "every value that llm.c takes" "$(
     for words in "-ge 0" "-ge 2" "-w 0" "-w 1" "-f 0" "-z 2" "-z 3" "-r 1" "-r 2" "-a 1" "-d -1" "-x -1" "-m -1" \

@@ -113,7 +113,7 @@ typedef struct {
     const char *prefix;  // of every name
     int shards;          // 1: model.safetensors; else as many files, and an index
     bool mask;           // h.0.attn.bias is stored, as in old files
-    bool head;           // lm_head.weight is stored, other numbers than wte.weight: it is not read
+    bool head;           // lm_head.weight is stored too
     int without;         // a parameter that the last layer lacks; -1: none
     int reshaped;        // a parameter with one row too many; -1: none
 } Layout;
@@ -165,7 +165,6 @@ static void write_shard(const char *folder, const Layout *l, int shard, cJSON *w
         if (l->head && shard == l->shards - 1) {
             const size_t shape[2] = {V, C};
             hugging_face_bytes(bytes, l->dtype, WTE, 0, &c);
-            bytes[0] ^= 1;
             put_tensor(&w, pass, index++, "lm_head.weight", l->dtype, 2, shape, bytes);
             if (pass == 0) { cJSON_AddStringToObject(weight_map, "lm_head.weight", file); }
         }

@@ -103,8 +103,8 @@ for prefix in transformer. _orig_mod. module. model. _orig_mod.transformer. modu
 done
 loads "lm_head.weight alone, without a prefix" "prefixed('', 'lm_head.weight')"
 loads "lm_head.weight alone, after the model's prefix" "prefixed('transformer.', 'transformer.lm_head.weight')"
-loads "another lm_head.weight than wte.weight" \
-    "prefixed('transformer.'); t['lm_head.weight'] = rotated(t['transformer.wte.weight'])"
+loads "lm_head.weight and wte.weight, which are the same" \
+    "prefixed('transformer.'); t['lm_head.weight'] = t['transformer.wte.weight']"
 for dtype in BOOL:1 U8:1 F32:4; do
     loads "masks of ${dtype%:*}" "for l in 0, 1:
     t[f'h.{l}.attn.bias'] = ('${dtype%:*}', [1, 1, 8, 8], bytes(64 * ${dtype#*:}))
@@ -138,6 +138,15 @@ names "GPT-NeoX" "t = {'gpt_neox.layers.0.attention.dense.bias': ('F16', [2], by
     "holds another architecture than GPT-2: it has a tensor gpt_neox.layers.0.attention.dense.bias"
 names "GPT-Neo, which has wpe.weight" "without('c_attn.weight', 'c_attn.bias')
 t['h.0.attn.attention.q_proj.weight'] = ('F32', [1], bytes(4))" form "it has a tensor h.0.attn.attention.q_proj.weight"
+
+names "another lm_head.weight than wte.weight" \
+    "prefixed('transformer.'); t['lm_head.weight'] = rotated(t['transformer.wte.weight'])" form \
+    "has other numbers in lm_head.weight than in transformer.wte.weight, and GPT-2 uses one matrix as both"
+names "an lm_head.weight that differs in its last number" "d, shape, x = t['wte.weight']
+t['lm_head.weight'] = (d, shape, x[:-1] + bytes([x[-1] ^ 1]))" form "has other numbers in lm_head.weight than"
+for tensor in lm_head.bias h.0.attn.c_attn.lora_A.weight h.1.attn.q_norm.weight h.0.crossattention.c_attn.weight; do
+    names "$tensor" "t['$tensor'] = ('F32', [1], bytes(4))" form "than GPT-2: it has a tensor $tensor"
+done
 
 zip='b"PK\3\4 and so on"' pickle='b"\x80\2\x8A\nl\xFC\x9C"' saved="transformers' save_pretrained writes of it"
 names "a folder of pytorch_model.bin" "write('pytorch_model.bin', $zip)" form "pytorch_model.bin is a file of PyTorch"

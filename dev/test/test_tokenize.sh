@@ -308,8 +308,8 @@ report "training refuses binary files that are given as text" "$(
     train 2 -i /bin/ls -e l1h1c16
     says "$err" "-i: /bin/ls is a program, expected text in UTF-8; give text"
 )"
-refused "--separator" 2 "--separator was removed: a line that is exactly <|endoftext|>" e6 -i long.txt --separator x
-refused "--shard-tokens" 2 "--shard-tokens was removed: a training shard has" e6 -i long.txt --shard-tokens 5
+refused "--separator" 2 "--separator; a line that is exactly <|endoftext|>" e6 -i long.txt --separator x
+refused "--shard-tokens" 2 "--shard-tokens; a training shard has" e6 -i long.txt --shard-tokens 5
 
 # learns STATUS WORDS ARGUMENTS...
 learns() {
@@ -337,7 +337,7 @@ report "--train-bpe: bad input" "$(
     learns 2 "give a file or a pattern with -i" 400
     learns 2 "257" 256 -i long.txt
     echo "few few few" >few.txt
-    learns 0 "no pair occurs twice any more: 260 tokens instead of 5000" 5000 -i few.txt -o few
+    learns 0 "no pair of at most 255 bytes occurs twice any more: 260 tokens instead of 5000" 5000 -i few.txt -o few
     [ ! -e e7 ] || echo "e7 was made"
 )"
 

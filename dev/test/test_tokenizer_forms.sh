@@ -108,6 +108,10 @@ report "tokenizer.json comes before a merges.txt of other merges, with a note" "
     says "$err" "$note"
     tokenize both_out short.txt both
     says "$err" "$note"
+    mkdir nfc && cp learned/{merges.txt,vocab.json} nfc
+    echo '{"normalizer":{"type":"NFC"},"model":{"type":"BPE","vocab":{},"merges":[]}}' >nfc/tokenizer.json
+    tokenize nfc_out short.txt nfc/merges.txt
+    says "$err" "note      'nfc/tokenizer.json' is not used: it has a normalizer (NFC), and GPT-2's has none"
 )"
 report "undeclared names are text, as in transformers; a tokenizer in GPT-2's order keeps the name of its end" "$(
     mkdir bare && cp roberta/{vocab.json,merges.txt} bare

@@ -7,8 +7,8 @@ defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, ModelFile, model_fin
 Tensors have the names of param_specs, in many files after a prefix: "transformer.", torch.compile's "_orig_mod.",
 "module." of data-parallel PyTorch. Conv1D weights are (in, out) in Hugging Face's files and (out, in) here:
 `transposed`. The Linear weights of nanoGPT are (out, in). Vectors have one dimension. The vocabulary has no padding.
-lm_head.weight is read only if wte.weight is not stored, as in transformers: config.json says that they are one tensor.
-Other tensors, such as the causal mask attn.bias, are ignored.
+lm_head.weight may stand for wte.weight or repeat it: they are one matrix. Other tensors, such as the causal mask
+attn.bias, are ignored, unless they change the output of the model.
 llm.c's file (gpt2_124M.bin, gpt2_124M_bf16.bin, or model_00000100.bin), little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
@@ -148,9 +148,10 @@ static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Confi
     shape[1] = transposed ? rows : cols;
 }
 
-// Stops if a tensor has a name that only other architectures have. Called when a tensor of GPT-2 is missing.
+// Stops if a tensor has a name that only other architectures have, or that changes the output of a GPT-2.
 static inline void refuse_architecture(const SafeTensors *file) {
-    static const char *const marks[] = {"layers.", "encoder.", "q_proj.", "query_key_value.", "Wqkv."};
+    static const char *const marks[] = {"layers.", "encoder.", "q_proj.",        "query_key_value.", "Wqkv.",
+                                        "lora_",   "q_norm.",  "crossattention", "lm_head.bias"};
     for (int i = 0; i < file->num_tensors; i++) {
         for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++) {
             if (!strstr(file->tensors[i].name, marks[k])) { continue; }
@@ -164,7 +165,6 @@ static inline void refuse_architecture(const SafeTensors *file) {
 __attribute__((noreturn)) static inline void refuse_missing(const ModelFile *model, const char *prefix,
                                                             const char *name) {
     const char *path = model->file.path;
-    refuse_architecture(&model->file);
     if (has_ending(name, ".bias") && strncmp(name, "h.0.", 4) == 0) {
         input_error("'%s' has no tensor %s%s: it is a model without biases, as nanoGPT trains with bias=False, and "
                     "GPT-2 has biases in every layer; store zeros as the missing biases, which changes no output",
@@ -244,12 +244,32 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
     return found;
 }
 
+// Stops if lm_head.weight has other numbers than wte.weight, which a GPT-2 uses twice.
+static inline void model_check_tied(const SafeTensors *file, const SafeTensor *wte, const SafeTensor *head) {
+    enum { BLOCK = 1 << 14 };
+    char table[BLOCK], output[BLOCK];
+    uint64_t bytes = wte->end - wte->begin;
+    bool same = head->dtype == wte->dtype && head->end - head->begin == bytes;
+    for (uint64_t at = 0; same && at < bytes; at += BLOCK) {
+        size_t count = bytes - at < BLOCK ? (size_t)(bytes - at) : (size_t)BLOCK;
+        safetensors_read(file, wte, at, table, count);
+        safetensors_read(file, head, at, output, count);
+        same = memcmp(table, output, count) == 0;
+    }
+    if (!same) {
+        input_error("'%s' has other numbers in %.100s than in %.100s, and GPT-2 uses one matrix as both; give a model "
+                    "with tied embeddings",
+                    file->path, head->name, wte->name);
+    }
+}
+
 // Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, usually
 // without the prefix, becomes wte.weight.
 static inline void model_rename_tensors(SafeTensors *file) {
     const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
-    const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
-    if (head) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }
+    const SafeTensor *head = find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
+    if (head && wte) { model_check_tied(file, wte, head); }
+    if (head && !wte) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }
     size_t length = any ? strlen(any->name) - strlen("wpe.weight") : 0;
     char *prefix = xstrdup(any ? any->name : "");
     for (int i = 0; length > 0 && i < file->num_tensors; i++) {
@@ -269,7 +289,7 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     model_rename_tensors(&model->file);
     cJSON *json = read_json(config);
     if (json) { model_check_variant(json, config); }
-    if (!model_find(model, "", "wpe.weight")) { refuse_architecture(&model->file); }
+    refuse_architecture(&model->file);
     if (!json) {
         input_error("'%s' has no config.json next to it, expected the model's shape in Hugging Face's form; put a "
                     "config.json with n_head there",

@@ -1,13 +1,15 @@
 /*
 The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
-defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, is_other_kind, refuse_bytes,
-         refuse_kind, refuse_binary
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_kind, is_other_kind,
+         refuse_bytes, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
 #include <fnmatch.h>
+#include <glob.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
@@ -157,6 +159,8 @@ static const struct {
     FOREIGN("%!PS", "a PostScript document", "extract its text: ps2ascii"),
     FOREIGN("{\0\"\0", "JSON in UTF-16", "convert it: iconv -f UTF-16LE -t UTF-8"),
     FOREIGN("\0{\0\"", "JSON in UTF-16", "convert it: iconv -f UTF-16BE -t UTF-8"),
+    FOREIGN("\xff\xfe\0\0", "text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
+    FOREIGN("\0\0\xfe\xff", "text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
     FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     // archives
@@ -211,6 +215,17 @@ static const struct {
 };
 enum { NAMED_KINDS = sizeof named_kinds / sizeof named_kinds[0] };
 // clang-format on
+
+// ---- names
+
+// *found = the file of this name, or else the files that match it as a glob pattern, sorted. False if there are none.
+// Free with globfree.
+static inline bool find_files(glob_t *found, const char *pattern) {
+    char name[2 * PATH_LENGTH] = "";
+    bool is_name = access(pattern, F_OK) == 0;
+    for (size_t i = 0; is_name && pattern[i]; i++) { snprintf(name + 2 * i, 3, "\\%c", pattern[i]); }
+    return glob(is_name ? name : pattern, 0, NULL, found) == 0;
+}
 
 // ---- the kind of a file
 

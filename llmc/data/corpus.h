@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     char **paths;  // (num_files) "-" for stdin
     int num_files;
-    bool stdin_is_json;          // whatever it begins with
+    bool has_field;              // the user named one, so all files are JSON
     int skip_bad;                // bad lines of JSON that are left out before one is an error; -1: none may be
     const char *flag;            // gave the pattern; error messages name it
     const char *field;           // of JSON lines
@@ -103,16 +103,16 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
     c.flag = flag;
     c.skip_bad = skip_bad;
     c.field = field ? field : CORPUS_FIELD;
+    c.has_field = field != NULL;
     c.fd = -1;
     c.capacity = CORPUS_WINDOW;
     c.window = (char *)xmalloc(c.capacity + 1);
     if (strcmp(pattern, "-") == 0) {
-        c.stdin_is_json = field != NULL;
         corpus_add_file(&c, pattern);
         return c;
     }
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) {
+    if (!find_files(&found, pattern)) {
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }
@@ -276,7 +276,10 @@ static inline void corpus_begin_file(Corpus *c) {
     corpus_fill(c, FILE_HEAD);
     size_t head = c->end < FILE_HEAD ? c->end : (size_t)FILE_HEAD;
     int kind = kind_of_bytes(c->window, head);
-    c->is_json = kind == FILE_JSON || (is_stdin ? c->stdin_is_json : name_is_json(path));
+    c->is_json = kind == FILE_JSON || (is_stdin ? c->has_field : name_is_json(path));
+    if (c->has_field && !c->is_json) {
+        input_error("%s: --field is for JSON lines, and %s is text; leave the flag or the file out", c->flag, path);
+    }
     if (is_stdin && kind != FILE_OTHER && kind != FILE_JSON) {
         refuse_bytes(c->flag, "-", c->window, head, "text in UTF-8");
     }

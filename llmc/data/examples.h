@@ -120,6 +120,14 @@ static inline void example_end(Examples *e, size_t begin, bool pieces) {
     }
 }
 
+// True if an object has a key that other programs obey, and its value is neither empty nor true nor 1.
+static inline bool example_has(const cJSON *object, const char *key) {
+    const cJSON *value = json_get(object, key);
+    const char *text = cJSON_GetStringValue(value);
+    bool empty = !value || cJSON_IsNull(value) || (cJSON_IsArray(value) && !value->child) || (text && !*text);
+    return !empty && !cJSON_IsTrue(value) && cJSON_GetNumberValue(value) != 1;
+}
+
 // Appends a conversation. Returns "" or an error, worded to follow "line N".
 static inline const char *example_add_messages(Examples *e, const Tokenizer *t, const cJSON *messages) {
     bool answered = false;
@@ -130,8 +138,12 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         const char *content = json_string(message, "content");
         const cJSON *weight = json_get(message, "weight");
         bool zero = cJSON_IsFalse(weight) || (cJSON_IsNumber(weight) && weight->valuedouble == 0);
-        bool one = !weight || cJSON_IsTrue(weight) || cJSON_IsNull(weight) || weight->valuedouble == 1;
-        if (!zero && !one) { return "has a weight other than 0 and 1"; }
+        if (!zero && example_has(message, "weight")) { return "has a weight other than 0 and 1"; }
+        if (example_has(message, "tool_calls") || example_has(message, "function_call") ||
+            example_has(message, "train")) {
+            return "has a turn with tool_calls, function_call or train, which are not read; write a call as content, "
+                   "and \"weight\": 0 in a turn that is not to be learned";
+        }
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
         bool answer = strcmp(role, "assistant") == 0, learned = answer && !zero;
@@ -152,6 +164,11 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     const char *text = json_string(line, "text");
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
+    bool more = example_has(line, "system") || example_has(line, "tools");
+    if ((pair || messages) && (more || example_has(line, "weight") || example_has(line, "label"))) {
+        return "has system, tools, weight or label beside its prompt or turns, which are not read; write what the "
+               "model is to see into those, and leave out examples that it is not to learn";
+    }
     if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
         return "is an array, but not of turns with a role and content; jq -c '.[]' FILE writes its items as lines";
     }
@@ -161,8 +178,8 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
         return error;
     }
     if (!pair && !text) {
-        return "has none of these: strings prompt and completion, an array messages, a string text; jq writes them: "
-               "jq -c '{prompt: (.instruction + \"\\n\" + .input + \"\\n\"), completion: .output}' FILE";
+        return "has none of these: strings prompt and completion, an array messages, a string text; doc/training.md "
+               "has jq's commands for the forms of Alpaca and ShareGPT";
     }
     if (!pair || !*prompt) { example_add_token(e, e->end_of_text, false); }
     if (pair) { example_add_text(e, t, prompt, false); }

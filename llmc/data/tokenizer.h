@@ -226,7 +226,8 @@ static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size
         if (((uint8_t)text[i] & 0xC0) != 0x80) { return TOKENIZER_NOT_UTF8; }
         code = code << 6 | ((uint8_t)text[i] & 0x3Fu);
     }
-    if (code < smallest[n]) { return TOKENIZER_NOT_UTF8; }
+    bool surrogate = code >= 0xD800 && code < 0xE000;
+    if (code < smallest[n] || code > 0x10FFFF || surrogate) { return TOKENIZER_NOT_UTF8; }
     *length = n;
     return code;
 }
@@ -399,7 +400,7 @@ __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *
     }
     input_error(
         "%s line %zu: '%.*s' joins no two known tokens, with one space between them, into another one of at most %d "
-        "bytes; copy the tokenizer's files from where they were published",
+        "bytes, or stands there twice; copy the tokenizer's files from where they were published",
         path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
 }
 

@@ -258,13 +258,13 @@ static inline bool json_splits_as_gpt2(const cJSON *json) {
     return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence && !json_true(json, "add_prefix_space");
 }
 
-// True if a post_processor, or one of a sequence, adds tokens to a text.
+// True if a post_processor, or one of a sequence, may add tokens to a text.
 static inline bool json_adds_tokens(const cJSON *json) {
     bool adds = false, sequence = strcmp(json_type(json), "Sequence") == 0;
     const cJSON *step = sequence ? cJSON_GetArrayItem(json_get(json, "processors"), 0) : json, *part;
     for (; step; step = sequence ? step->next : NULL) {
-        adds =
-            adds || strcmp(json_type(step), "BertProcessing") == 0 || strcmp(json_type(step), "RobertaProcessing") == 0;
+        const char *type = json_type(step);
+        adds = adds || (*type && strcmp(type, "ByteLevel") != 0 && strcmp(type, "TemplateProcessing") != 0);
         cJSON_ArrayForEach(part, json_get(step, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
     }
     return adds;
@@ -304,7 +304,11 @@ static inline void json_find_foreign(char *text, const cJSON *json) {
 // Stops if tokenizer_config.json asks for more than its tokenizer does.
 static inline void tokenizer_check_config(const cJSON *config, const char *folder) {
     static const char *const keys[] = {"add_bos_token", "add_eos_token", "add_prefix_space"};
+    static const char *const classes[] = {"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer",
+                                          "TokenizersBackend"};  // transformers 5 writes the last one
     const char *kind = json_string(config, "tokenizer_class");
+    bool known = !kind;
+    for (int i = 0; i < 4; i++) { known = known || strncmp(kind, classes[i], strlen(classes[i])) == 0; }
     for (int i = 0; i < 3; i++) {
         if (!json_true(config, keys[i])) { continue; }
         input_error(
@@ -312,11 +316,10 @@ static inline void tokenizer_check_config(const cJSON *config, const char *folde
             "if the model was trained without",
             folder, keys[i]);
     }
-    if (kind && (strncmp(kind, "Roberta", 7) == 0 || strncmp(kind, "Bart", 4) == 0)) {
-        input_error(
-            "'%s/tokenizer_config.json' names %.60s, which adds <s> and </s> to each text, and this trainer adds "
-            "nothing; give the tokenizer of a GPT-2",
-            folder, kind);
+    if (!known) {
+        input_error("'%s/tokenizer_config.json' names %.60s, which may split a text otherwise or add tokens to it, "
+                    "expected GPT2Tokenizer; give the tokenizer of a GPT-2",
+                    folder, kind);
     }
 }
 
@@ -333,14 +336,15 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     return bytes && !id;
 }
 
-// False for a tokenizer.json that tokenizer_open refuses; `why` (PATH_LENGTH) says what it has.
-static inline bool tokenizer_json_is_known(const char *path, char *why) {
+// False, with a note, for a tokenizer.json that tokenizer_open refuses.
+static inline bool tokenizer_json_is_known(const char *path) {
     cJSON *json = try_read_json(path);
-    *why = 0;
-    if (!json) { format_path(why, "no JSON object"); }
-    if (json && !tokenizer_json_is_bytes(json)) { json_find_foreign(why, json); }
+    char why[PATH_LENGTH] = "no JSON object";
+    bool known = json && tokenizer_json_is_bytes(json);
+    if (json && !known) { json_find_foreign(why, json); }
     cJSON_Delete(json);
-    return !*why;
+    if (!known && *why) { fprintf(stderr, "note      '%s' is not used: it has %s\n", path, why); }
+    return known || !*why;
 }
 
 // ---- reading
@@ -372,7 +376,7 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
                                         const char *path, const char *merges, size_t bytes) {
     VocabNames v = {vocab_path, (const char **)xcalloc(TOKENIZER_MAX_VOCAB, sizeof(char *)),
                     (uint8_t *)xcalloc(TOKENIZER_MAX_VOCAB, 1), 0, -1};
-    char folder_path[PATH_LENGTH];
+    char folder_path[PATH_LENGTH], other[PATH_LENGTH];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *folder = NULL;
     const cJSON *item;
     folder_of(folder_path, path);
@@ -380,6 +384,8 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     cJSON *config = folder ? json_in(folder, "tokenizer_config.json") : NULL;
     cJSON *added_tokens = folder && !added ? json_in(folder, "added_tokens.json") : NULL;
     if (folder) { tokenizer_check_config(config, folder); }
+    format_path(other, "%s/tokenizer.json", folder ? folder : "");
+    if (folder && !added && access(other, F_OK) == 0) { tokenizer_json_is_known(other); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
     const cJSON *decoder = json_get(config, "added_tokens_decoder");

@@ -97,8 +97,6 @@ static const Flag flag_table[] = {
     SWITCH("h", "hellaswag", hellaswag, "score HellaSwag at each validation (default %s: off)"),
     STRING(NULL, "eval", eval, "FILE",
      "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED),
-    FLAG_WAS_REMOVED(NULL, "eval-task", "lm-evaluation-harness scores a checkpoint, as doc/evaluation.md shows"),
-    FLAG_WAS_REMOVED(NULL, "stride", "the windows of --eval do not overlap, and a larger -t gives more context"),
 
     FLAG_HEADING("Sampling and text"),
     COUNT("s", "sample-every", sample_every, "print a sample every N steps and at the end (default %s; 0 disables)"),
@@ -110,12 +108,8 @@ static const Flag flag_table[] = {
     REAL(NULL, "top-p", top_p, 0, 1, "X", "nucleus sampling with a total probability of X (default %s: all)"),
     INT(NULL, "generate", generate, 1, INT_MAX, "N",
      "continue --prompt by up to N tokens with the model in -e; no training", NOT_RESUMED),
-    FLAG_WAS_REMOVED(NULL, "prompt-file", "--prompt @FILE reads the prompt from a file, and --prompt @- from stdin"),
     INT(NULL, "samples", samples, 1, INT_MAX, "N",
      "with --generate, number of continuations of the prompt (default %s)", NOT_RESUMED),
-    FLAG_WAS_REMOVED(NULL, "past-end", "--generate ends at an end-of-text token, and --samples N prints more texts"),
-    FLAG_WAS_REMOVED(NULL, "chat",
-     "--generate N continues a --prompt, and llama.cpp chats with the model of --export gguf"),
     STRING(NULL, "tokenizer", tokenizer, "FILE",
      "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or llm.c's .bin"),
 
@@ -124,8 +118,6 @@ static const Flag flag_table[] = {
      "write the text in -i as token shards OUT_*.bin; no training", NOT_RESUMED),
     STRING(NULL, "field", field, "NAME", "field of the text in JSON lines (default: text)", NOT_RESUMED),
     COUNT(NULL, "skip-bad", skip_bad, "leave out up to N bad lines of JSON (default %s: stop at the first)"),
-    FLAG_WAS_REMOVED(NULL, "separator", "a line that is exactly <|endoftext|> separates documents"),
-    FLAG_WAS_REMOVED(NULL, "shard-tokens", "a training shard has 100 million tokens"),
     REAL(NULL, "val-share", val_share, 0, 0.5, "X",
      "with --tokenize, share of validation tokens (default %s)", NOT_RESUMED),
     INT(NULL, "train-bpe", train_bpe, 257, 65536, "N",
@@ -134,7 +126,6 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Export"),
     CHOICE(NULL, "export", export_format, EXPORT_CHOICES, "FORMAT",
      "write the model in -e to -o: gguf for llama.cpp, llmc for llm.c", NOT_RESUMED),
-    FLAG_WAS_REMOVED(NULL, "type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"),
 
     FLAG_HEADING("Checkpoints"),
     COUNT("n", "checkpoint-every", checkpoint_every,
@@ -143,8 +134,6 @@ static const Flag flag_table[] = {
     COUNT("nm", "major-every", major_every, "never delete checkpoints of steps divisible by N (default %s: none)"),
     OPTION("keep-best", keep_best, 0, 0, "0 1", "0|1",
      "keep the checkpoint with the lowest validation loss as DIR/best"),
-    FLAG_WAS_REMOVED(NULL, "save-sync", "each checkpoint is written before the next step begins"),
-    FLAG_WAS_REMOVED(NULL, "strict-save", "a failed save is a warning, and the last one of a run is exit status 1"),
     SWITCH("y", "resume", resume, "resume from the last checkpoint in -o (default %s: off)", NOT_RESUMED),
 
     FLAG_HEADING("Memory"),
@@ -158,11 +147,6 @@ static const Flag flag_table[] = {
      "blocks at level -r, the others one level lower (default %s: all)"),
     INT(NULL, "offload", offload, 0, 4, "0..4",
      "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)"),
-    FLAG_WAS_REMOVED(NULL, "offload-pageable",
-     "--offload pins its memory; raise ulimit -l, or give a smaller --offload"),
-    FLAG_WAS_REMOVED(NULL, "link", "--fit needs no rate; make predict times a step for each kind of link"),
-    FLAG_WAS_REMOVED("lc", "classifier-rows",
-     "the number of logits computed at once follows from -b, -t and the memory"),
     CHOICE("w", "master", master, MASTER_CHOICES, "TYPE",
      "fp32 master copy of bf16 weights: none, fp32 or split (default %s)"),
     CHOICE("om", "moments", moments, MOMENT_CHOICES, "TYPE",
@@ -181,9 +165,7 @@ static const Flag flag_table[] = {
     REAL("sl", "skip-loss", skip_loss, 0, 1e6, "Z", "skip an update at a loss z-score above Z (default %s: never)"),
     REAL("sg", "skip-norm", skip_norm, 0, 1e6, "Z",
      "skip an update at a gradient-norm z-score above Z (default %s: never)"),
-    FLAG_WAS_REMOVED(NULL, "max-skips", "a run ends after 20 skipped updates in a row"),
     SWITCH(NULL, "nan-check", nan_check, "find the operation that produces a NaN or infinity (default %s: off)"),
-    FLAG_WAS_REMOVED(NULL, "verify-step", "the tests prove that a step is repeatable"),
     SWITCH("a", "overfit", overfit, "train on the first batch only, as a check (default %s: off)"),
 
     FLAG_HEADING("Machine"),
@@ -214,18 +196,12 @@ static const Flag flag_table[] = {
     INT("pg", "gpus-per-node", gpus_per_node, 1, 65536, "N", "ranks per machine, for fs (default %s)", NOT_RESUMED),
     STRING("pf", "shared-folder", shared_folder, "DIR",
      "folder that all ranks can write to, for fs (default: none)", NOT_RESUMED),
-    FLAG_WAS_REMOVED("ps", "server",
-     "start the ranks with mpirun (-pi mpi), or with -pi fs and a shared folder, -pf DIR"),
-    FLAG_WAS_REMOVED(NULL, "secret-file", "-pi fs takes a folder of your own, -pf DIR, and mpirun needs no secret"),
-    FLAG_WAS_REMOVED(NULL, "comm-timeout", "a run always ends when a rank is silent for 600 s"),
-    FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
 
     FLAG_HEADING("Information"),
     OPTION("plan", plan, 0, 0, "json", "json",
      "print the memory plan (-r all: each level) and exit; needs no data", NOT_RESUMED),
     OPTION("help", help, 0, 0, NULL, NULL, "print this list, and exit", NOT_RESUMED),
     OPTION("self-check", self_check, 0, 0, NULL, NULL, "check every operation on this device, and exit", NOT_RESUMED),
-    FLAG_WAS_REMOVED(NULL, "manual", "--help lists the flags, and the package's man page is made from it"),
     OPTION("version", version, 0, 0, NULL, NULL, "print the version and the build's options, and exit", NOT_RESUMED),
 };
 // clang-format on
@@ -261,15 +237,16 @@ static const struct {
     {"export", "model output train-data tokenizer"},
     {"tokenize", "train-data tokenizer field skip-bad val-share"},
     {"train-bpe", "train-data output field skip-bad"},
+    {"self-check", ""},
 };
 enum { NUM_MODES = sizeof modes / sizeof modes[0] };
 #define MACHINE_FLAGS "device threads gpu-log processes init-method"
 
-// the row of modes of the first one given, or -1
-static inline int mode_without_training(const TrainArgs *a) {
-    const bool given[NUM_MODES] = {a->generate > 0, a->eval != NULL, a->export_format != EXPORT_NONE,
-                                   a->tokenize != NULL, a->train_bpe > 0};
-    for (int i = 0; i < NUM_MODES; i++) {
+// the row of modes of the first one given behind row `after`, or -1
+static inline int mode_after(const TrainArgs *a, int after) {
+    const bool given[NUM_MODES] = {a->generate > 0,     a->eval != NULL,  a->export_format != EXPORT_NONE,
+                                   a->tokenize != NULL, a->train_bpe > 0, a->self_check != NULL};
+    for (int i = after + 1; i < NUM_MODES; i++) {
         if (given[i]) { return i; }
     }
     return -1;
@@ -277,8 +254,11 @@ static inline int mode_without_training(const TrainArgs *a) {
 
 // Stops at a flag that a mode without training does not obey, and at a second mode.
 static inline void args_check_mode(const TrainArgs *a) {
-    int mode = mode_without_training(a);
-    for (int i = 0; mode >= 0 && !a->plan && i < (int)(sizeof flag_table / sizeof flag_table[0]); i++) {
+    int mode = mode_after(a, -1), second = mode_after(a, mode);
+    if (second >= 0) {
+        input_error("--%s and --%s are two commands: give one at a time", modes[mode].mode, modes[second].mode);
+    }
+    for (int i = 0; mode >= 0 && !a->plan && i < NUM_FLAGS; i++) {
         const Flag *flag = &flag_table[i];
         char text[FLAG_TEXT];
         bool same = !flag_changed_text(flag, a, &default_args, text) || strcmp(flag->name, modes[mode].mode) == 0;
@@ -296,7 +276,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    int mode = mode_without_training(a);
+    int mode = mode_after(a, -1);
     if (ranks > 1 && mode >= 0 && !a->plan) {
         input_error("--%s runs on one rank, found %d: start it without mpirun", modes[mode].mode, ranks);
     }
@@ -307,7 +287,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // Stops at a flag that lacks another one, or that cannot have an effect.
 static inline void args_check_needs(const TrainArgs *a) {
-    bool trains = mode_without_training(a) < 0;
+    bool trains = mode_after(a, -1) < 0;
     bool needs_model = !a->model && !a->plan, chooses = a->recompute == RECOMPUTE_AUTO && !a->fit && trains;
     const struct {
         bool found;

@@ -12,10 +12,9 @@ Command-line flags from one table: a row per flag drives parsing, --help, the ba
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
-  FLAG_REMOVED  none             nothing: the error is `help`, which says what does its job now
 
 Every error is one sentence with the flag and the values it takes; the exit status is 2.
-defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag_choice_text, flags_parse,
+defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flags_parse,
          flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
@@ -25,7 +24,7 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flag_choice_index, flag
 #include <stddef.h>
 #include "llmc/common/check.h"
 
-typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_REMOVED } FlagType;
+typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION } FlagType;
 
 typedef struct {
     const char *letter;  // "b", "nk"; NULL: none
@@ -43,15 +42,10 @@ enum { NOT_RESUMED = true };
 
 #define FLAG_HEADING(text)                                                                                             \
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
-#define FLAG_WAS_REMOVED(letter, name, instead)                                                                        \
-    { letter, name, FLAG_REMOVED, 0, 0, 0, NULL, NULL, instead }
 
 enum { FLAG_TEXT = 256 };  // bytes of a value's text
 
 // ---- a row as text
-
-// a heading or a removed flag
-static inline bool flag_has_no_value(const Flag *flag) { return !flag->name || flag->type == FLAG_REMOVED; }
 
 static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
@@ -123,8 +117,7 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
     case FLAG_REAL: flag_real_text(*(const double *)field, text); break;
     case FLAG_CHOICE: flag_choice_text(flag->choices, *(const int *)field, text); break;
     case FLAG_STRING:
-    case FLAG_OPTION:
-    case FLAG_REMOVED: return *(const char *const *)field;
+    case FLAG_OPTION: return *(const char *const *)field;
     }
     return text;
 }
@@ -151,7 +144,6 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
     case FLAG_CHOICE: *(int *)field = index; break;
     case FLAG_STRING:
     case FLAG_OPTION: *(const char **)field = text; break;
-    case FLAG_REMOVED: return false;
     }
     return true;
 }
@@ -172,7 +164,7 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// flags of other programs, and what does their job here
+// flags of other programs and of earlier versions, and what does their job now
 // clang-format off
 static const struct {
     const char *names;   // of PyTorch's examples, nanoGPT, Megatron-LM, llm.c and transformers, with - for _
@@ -216,6 +208,25 @@ static const struct {
     {"log-interval log-every logging-steps", "each step is printed, and logged with -o DIR: leave it out"},
     {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
      "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
+    // of earlier versions
+    {"eval-task", "lm-evaluation-harness scores a checkpoint, as doc/evaluation.md shows"},
+    {"stride", "the windows of --eval do not overlap, and a larger -t gives more context"},
+    {"prompt-file", "--prompt @FILE reads the prompt from a file, and --prompt @- from stdin"},
+    {"past-end", "--generate ends at an end-of-text token, and --samples N prints more texts"},
+    {"chat", "--generate N continues a --prompt, and llama.cpp chats with the model of --export gguf"},
+    {"separator", "a line that is exactly <|endoftext|> separates documents"},
+    {"shard-tokens", "a training shard has 100 million tokens"},
+    {"type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"},
+    {"save-sync", "each checkpoint is written before the next step begins"},
+    {"strict-save", "a failed save is a warning, and the last one of a run is exit status 1"},
+    {"offload-pageable", "--offload pins its memory; raise ulimit -l, or give a smaller --offload"},
+    {"link", "--fit needs no rate; make predict times a step for each kind of link"},
+    {"lc classifier-rows", "the number of logits computed at once follows from -b, -t and the memory"},
+    {"max-skips", "a run ends after 20 skipped updates in a row"},
+    {"verify-step check-replicas", "the tests prove that a step is repeatable and that ranks hold the same bits"},
+    {"ps server secret-file", "start the ranks with mpirun, or with -pi fs and a shared folder of your own, -pf DIR"},
+    {"comm-timeout", "a run always ends when a rank is silent for 600 s"},
+    {"manual", "--help lists the flags, and the package's man page is made from it"},
 };
 // clang-format on
 
@@ -228,7 +239,7 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     for (int i = 0; i < count; i++) {  // our own, spelled another way: --top_k, -micro-batch, --b, -b=4
         const Flag *flag = &table[i];
         const char *letter = flag->letter ? flag->letter : "";
-        bool is_ours = *name && !flag_has_no_value(flag) && (!strcmp(letter, name) || !strcmp(flag->name, name));
+        bool is_ours = *name && flag->name && (!strcmp(letter, name) || !strcmp(flag->name, name));
         if (!is_ours) { continue; }
         flag_usage_text(flag, usage);
         input_error("unknown flag %s; here it is %s%s%s%s; --help lists all flags", argument, *letter ? "-" : "",
@@ -254,7 +265,6 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     const Flag *flag = flag_find(table, count, argument, (size_t)length);
     if (!flag) { flag_unknown(table, count, argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
-    if (flag->type == FLAG_REMOVED) { input_error("%.*s was removed: %s", length, argument, flag->help); }
     if (flag->type == FLAG_OPTION && !joined) {
         *(const char **)((char *)values + flag->offset) = "";
         return 1;
@@ -287,8 +297,10 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     fprintf(file, "%s\n", usage);
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (!flag->name) { fprintf(file, "\n%s\n", flag->help); }
-        if (flag_has_no_value(flag)) { continue; }
+        if (!flag->name) {
+            fprintf(file, "\n%s\n", flag->help);
+            continue;
+        }
         flag_usage_text(flag, text);
         fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", HELP_LETTERS, flag->letter ? flag->letter : "",
                 HELP_USAGE, text);
@@ -304,7 +316,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
 static inline const char *flag_changed_text(const Flag *flag, const void *values, const void *defaults,
                                             char text[FLAG_TEXT]) {
     char buffer[FLAG_TEXT];
-    if (flag_has_no_value(flag)) { return NULL; }
+    if (!flag->name) { return NULL; }
     const char *value = flag_value_text(flag, values, text), *usual = flag_value_text(flag, defaults, buffer);
     bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
     if (same) { return NULL; }
@@ -333,7 +345,7 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT];
-        if (flag_has_no_value(flag)) { continue; }
+        if (!flag->name) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
         if (flag->type == FLAG_OPTION && !text) { continue; }
         bool digits = flag->type == FLAG_CHOICE && !text[strspn(text, "0123456789")];
@@ -350,7 +362,7 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (flag_has_no_value(flag) || flag->not_resumed) { continue; }
+        if (!flag->name || flag->not_resumed) { continue; }
         char number[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag->name);
         const char *text = flag_is_number(flag) ? NULL : cJSON_GetStringValue(item);

@@ -249,8 +249,8 @@ static inline void train_bpe(const TrainArgs *a) {
     printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
            plural_s(words), now_seconds() - started);
     if (tokenizer.vocab_size < a->train_bpe) {
-        printf("note      no pair occurs twice any more: %d tokens instead of %d\n", tokenizer.vocab_size,
-               a->train_bpe);
+        printf("note      no pair of at most %d bytes occurs twice any more: %d tokens instead of %d\n",
+               TOKENIZER_MAX_TOKEN_BYTES, tokenizer.vocab_size, a->train_bpe);
     }
     corpus_print_notes(stdout, &corpus);
     tokenizer_free(&tokenizer);
