@@ -207,9 +207,9 @@ refused "an example without a label" \
 refused "text without a tokenizer" "a model of 2757 tokens needs a tokenizer" --eval four.txt -e plain/model
 refused "a window longer than the model" "-t 9 is longer than the model's 8 positions" --eval four.txt -e half -t 9
 refused "tokens of another vocabulary" "is id 2756, but the vocabulary has ids 0 to 255" --eval val.bin -e half
-refused "--eval-task" "; lm-evaluation-harness scores a checkpoint" \
+refused "--eval-task" "lm-evaluation-harness has tasks (doc/evaluation.md)" \
     --eval four.txt --eval-task lambada -e half
-refused "--stride" "; the windows of --eval do not overlap" --eval four.txt -e half --stride 2
+refused "--stride" "unknown flag --stride; the windows of --eval do not overlap" --eval four.txt -e half --stride 2
 
 python=${PYTHON:-$root/build/py/bin/python3}
 if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then

@@ -259,13 +259,16 @@ TEST(test_bad_lines) {
          "line 1 has none of these: strings prompt and completion, an array messages, a string text: found"},
         // keys of other programs that change what is learned
         {"{\"prompt\":\"a\",\"completion\":\"b\",\"label\":false}\n",
-         "line 1 has system, tools, weight or label beside its prompt or turns, which are not read: found"},
-        {"{\"system\":\"a\"," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
-        {"{\"weight\":0," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
-        {"{\"tools\":[{}]," TURNS("") "}\n", "line 1 has system, tools, weight or label"},
-        {"{" TURNS("\"tool_calls\":[{}],") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
-        {"{" TURNS("\"function_call\":{},") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
-        {"{" TURNS("\"train\":false,") "}\n", "line 1 has a turn with tool_calls, function_call or train"},
+         "line 1 has a key that is not read: system, tools, functions, or a weight or label of 0: found"},
+        {"{\"system\":\"a\"," TURNS("") "}\n", "line 1 has a key that is not read"},
+        {"{\"weight\":0," TURNS("") "}\n", "line 1 has a key that is not read"},
+        {"{\"tools\":[{\"name\":\"f\"}]," TURNS("") "}\n", "line 1 has a key that is not read"},
+        {"{" TURNS("\"tool_calls\":[{}],") "}\n", "line 1 has an answer with tool_calls, function_call or a weight"},
+        {"{" TURNS("\"function_call\":{\"name\":\"f\"},") "}\n",
+         "line 1 has an answer with tool_calls, function_call or a weight"},
+        {"{" TURNS("\"weight\":0.5,") "}\n", "line 1 has an answer with tool_calls, function_call or a weight"},
+        {"{\"functions\":[{\"name\":\"f\"}]," TURNS("") "}\n", "line 1 has a key that is not read"},
+        {"{" TURNS("\"train\":false,") "}\n", "holds no example with a target"},
         {"{\"prompt\":\"far too long\",\"completion\":\"a\"}\n",
          "holds no example with a target in its first 9 tokens"},
         {"\n", "holds no example with a target"},
@@ -275,6 +278,8 @@ TEST(test_bad_lines) {
         "{\"prompt\":\"a\",\"completion\":\"b\",\"label\":true}\n",
         "{\"system\":\"\",\"tools\":[],\"weight\":1,\"label\":null," TURNS("\"tool_calls\":null,\"train\":true,") "}\n",
         "{\"text\":\"a\",\"label\":0}\n",  // the class of a text
+        "{\"prompt\":\"a\",\"completion\":\"b\",\"label\":\"positive\",\"tools\":false}\n",
+        "{\"functions\":{}," TURNS("\"function_call\":{},\"tool_calls\":false,\"weight\":1,") "}\n",
     };
     for (size_t i = 0; i < LEN(good); i++) {
         Examples e = load(good[i], 32);

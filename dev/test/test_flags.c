@@ -180,7 +180,7 @@ TEST(test_refusals) {
         {"--per-device-train-batch-size=4", "here it is -b N (--micro-batch)"},
         {"-bs 4", "unknown flag -bs; here it is -b N"},
         {"--dropout 0.1", "unknown flag --dropout; this trainer has no dropout: leave it out; --help lists all flags"},
-        {"--num_train_epochs 3", "here -x N (--max-steps) counts updates, and -x -1, the default, is one epoch"},
+        {"--num_train_epochs 3", "here it is -x N (--max-steps), in updates; -x -1, the default, is one epoch"},
         {"--fp16", "the type is chosen when building, make PRECISION=bf16"},
         {"--wandb", "scripts/follow.py sends the metrics of -o"},
         {"--batch", "unknown flag --batch; --help lists all flags"},

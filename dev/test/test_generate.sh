@@ -82,7 +82,7 @@ refused "a prompt that is missing" "--prompt @none: could not read 'none' as a t
 refused "a folder as prompt" "--prompt @.: could not read '.' as a text" --generate 5 -e bytes --prompt @.
 refused "--samples 0" "--samples takes a whole number from 1" --generate 5 -e bytes --samples 0
 refused "--top-p 1.1" "--top-p takes a number from 0 to 1" --generate 5 -e bytes --top-p 1.1
-refused "--chat" "; --generate N continues a --prompt" --chat -e bytes
-refused "--past-end" "; --generate ends at an end-of-text token" --generate 5 -e bytes --past-end
-refused "--prompt-file" "; --prompt @FILE" --generate 5 -e bytes --prompt-file prompt
+refused "--chat" "unknown flag --chat; --generate N continues --prompt" --chat -e bytes
+refused "--past-end" "unknown flag --past-end; --generate N continues --prompt" --generate 5 -e bytes --past-end
+refused "--prompt-file" "unknown flag --prompt-file; --generate N continues --prompt TEXT or @FILE" --prompt-file prompt
 end_tests

@@ -141,12 +141,17 @@ t['h.0.attn.attention.q_proj.weight'] = ('F32', [1], bytes(4))" form "it has a t
 
 names "another lm_head.weight than wte.weight" \
     "prefixed('transformer.'); t['lm_head.weight'] = rotated(t['transformer.wte.weight'])" form \
-    "has other numbers in lm_head.weight than in transformer.wte.weight, and GPT-2 uses one matrix as both"
+    ": lm_head.weight differs from wte.weight, and GPT-2 ties the two; give a model with tied embeddings"
 names "an lm_head.weight that differs in its last number" "d, shape, x = t['wte.weight']
-t['lm_head.weight'] = (d, shape, x[:-1] + bytes([x[-1] ^ 1]))" form "has other numbers in lm_head.weight than"
-for tensor in lm_head.bias h.0.attn.c_attn.lora_A.weight h.1.attn.q_norm.weight h.0.crossattention.c_attn.weight; do
-    names "$tensor" "t['$tensor'] = ('F32', [1], bytes(4))" form "than GPT-2: it has a tensor $tensor"
+t['lm_head.weight'] = (d, shape, x[:-1] + bytes([x[-1] ^ 1]))" form "lm_head.weight differs from wte.weight"
+names "GPT-J's output matrix" "config['model_type'] = 'gptj'; t['lm_head.weight'] = rotated(t['wte.weight'])" \
+    form 'has "gptj" as "model_type"'
+for tensor in h.0.attn.c_attn.{lora_A.weight,ia3_l} h.1.{ln_3,crossattention.c_attn,attn.q_norm}.weight; do
+    names "$tensor" "t['$tensor'] = ('F32', [1], bytes(4)); prefixed('transformer.')" form \
+        "has a tensor $tensor, which changes the output of a GPT-2; merge an adapter into the weights first"
 done
+loads "the heads of other tasks" "for name in 'score.weight', 'lm_head.bias', 'v_head.layers.0.weight', 'encoder.x':
+    t[name] = ('F32', [1], bytes(4))"
 
 zip='b"PK\3\4 and so on"' pickle='b"\x80\2\x8A\nl\xFC\x9C"' saved="transformers' save_pretrained writes of it"
 names "a folder of pytorch_model.bin" "write('pytorch_model.bin', $zip)" form "pytorch_model.bin is a file of PyTorch"

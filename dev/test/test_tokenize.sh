@@ -308,8 +308,8 @@ report "training refuses binary files that are given as text" "$(
     train 2 -i /bin/ls -e l1h1c16
     says "$err" "-i: /bin/ls is a program, expected text in UTF-8; give text"
 )"
-refused "--separator" 2 "--separator; a line that is exactly <|endoftext|>" e6 -i long.txt --separator x
-refused "--shard-tokens" 2 "--shard-tokens; a training shard has" e6 -i long.txt --shard-tokens 5
+refused "--separator" 2 "--separator; documents end at a line that is <|endoftext|>" e6 -i long.txt --separator x
+refused "--shard-tokens" 2 "--shard-tokens; documents end at a line that is" e6 -i long.txt --shard-tokens 5
 
 # learns STATUS WORDS ARGUMENTS...
 learns() {

@@ -682,7 +682,8 @@ TEST(test_tokenizer_json) {
         {{.processor = "{\"type\":\"RobertaProcessing\"}"}, "has a post-processor (RobertaProcessing)"},
         {{.processor = "{\"type\":\"Sequence\",\"processors\":[" TEMPLATE("{\"SpecialToken\":{\"id\":\"<s>\"}},") "]}"},
          "has a post-processor (Sequence) that adds tokens"},
-        {{.processor = "{\"type\":\"Sequence\",\"processors\":[{\"type\":\"Sequence\",\"processors\":[]}]}"},
+        {{.processor = "{\"type\":\"Sequence\",\"processors\":[{\"type\":\"Sequence\",\"processors\":[" TEMPLATE(
+              "{\"SpecialToken\":{\"id\":\"<s>\"}},") "]}]}"},
          "has a post-processor (Sequence) that adds tokens"},
         {{.added = "{\"id\":265,\"content\":\"x\",\"single_word\":true}"}, "is a token as a whole word only"},
         {{.added = "{\"id\":265}"}, "an added token has no content"},
@@ -816,8 +817,8 @@ TEST(test_tokenizer_config) {
         {"{\"add_bos_token\":true}", "has \"add_bos_token\":true, and this trainer adds nothing to a text"},
         {"{\"add_eos_token\":true}", "has \"add_eos_token\":true"},
         {"{\"add_prefix_space\":true}", "has \"add_prefix_space\":true"},
-        {"{\"tokenizer_class\":\"RobertaTokenizer\"}", "names RobertaTokenizer, which may split a text otherwise"},
-        {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "names Qwen2Tokenizer, which may split a text otherwise"},
+        {"{\"tokenizer_class\":\"RobertaTokenizer\"}", "names RobertaTokenizer, which may split text differently"},
+        {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "names Qwen2Tokenizer, which may split text differently"},
         {"{\"added_tokens_decoder\":{\"0\":{\"content\":\"<s>\",\"single_word\":true}}}", "as a whole word only"},
         {"{\"added_tokens_decoder\":[{\"content\":\"<s>\"}],\"add_bos_token\":true}", "has \"add_bos_token\":true"},
     };

@@ -682,8 +682,8 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
 fi
 refused "--fit without training" "--generate does not use --fit" --generate 3 -e whole --fit
 refused "-b in --generate" "--generate does not use --micro-batch, -b" --generate 3 -e whole -b 2
-refused "two commands" "--generate and --eval are two commands: give one at a time" --generate 3 --eval x -e whole
-refused "--self-check and a command" "--eval and --self-check are two commands" --self-check --eval x -e whole
+refused "two commands" "--generate does not use --eval: leave it out, or give it in" --generate 3 --eval x -e whole
+refused "--self-check and a command" "--eval does not use --self-check: leave it out" --self-check --eval x -e whole
 refused "-b in --self-check" "--self-check does not use --micro-batch, -b" --self-check -b 2
 refused "--offload in --export" "--export does not use --offload" --export gguf -e whole -o x.gguf --offload 2
 refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \

@@ -148,10 +148,9 @@ static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Confi
     shape[1] = transposed ? rows : cols;
 }
 
-// Stops if a tensor has a name that only other architectures have, or that changes the output of a GPT-2.
+// Stops if a tensor has a name that only other architectures have. Called when a tensor of GPT-2 is missing.
 static inline void refuse_architecture(const SafeTensors *file) {
-    static const char *const marks[] = {"layers.", "encoder.", "q_proj.",        "query_key_value.", "Wqkv.",
-                                        "lora_",   "q_norm.",  "crossattention", "lm_head.bias"};
+    static const char *const marks[] = {"layers.", "encoder.", "q_proj.", "query_key_value.", "Wqkv."};
     for (int i = 0; i < file->num_tensors; i++) {
         for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++) {
             if (!strstr(file->tensors[i].name, marks[k])) { continue; }
@@ -165,6 +164,7 @@ static inline void refuse_architecture(const SafeTensors *file) {
 __attribute__((noreturn)) static inline void refuse_missing(const ModelFile *model, const char *prefix,
                                                             const char *name) {
     const char *path = model->file.path;
+    refuse_architecture(&model->file);
     if (has_ending(name, ".bias") && strncmp(name, "h.0.", 4) == 0) {
         input_error("'%s' has no tensor %s%s: it is a model without biases, as nanoGPT trains with bias=False, and "
                     "GPT-2 has biases in every layer; store zeros as the missing biases, which changes no output",
@@ -194,6 +194,24 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     return t;
 }
 
+// Stops at a tensor of a layer that GPT-2 lacks, such as an adapter: it changes the output.
+static inline void refuse_more_in_layers(const SafeTensors *file) {
+    for (int i = 0; i < file->num_tensors; i++) {
+        char name[NAME_LENGTH];
+        const char *found = file->tensors[i].name;
+        bool known =
+            strncmp(found, "h.", 2) != 0 || has_ending(found, ".attn.bias") || has_ending(found, "masked_bias");
+        for (int id = 0; !known && id < NUM_PARAM_TENSORS; id++) {
+            param_name(name, sizeof name, (ParamId)id, atoi(found + 2));
+            known = strcmp(name, found) == 0;
+        }
+        if (known) { continue; }
+        input_error("'%s' has a tensor %.100s, which changes the output of a GPT-2; merge an adapter into the weights "
+                    "first (merge_and_unload), or give a plain GPT-2",
+                    file->path, found);
+    }
+}
+
 // stops unless the file has every tensor of the model's layers as numbers, and no further layer
 static inline void model_check_tensors(const ModelFile *model) {
     const GPT2Config *c = &model->config;
@@ -202,6 +220,7 @@ static inline void model_check_tensors(const ModelFile *model) {
             safetensors_check_real(&model->file, model_tensor(model, "", (ParamId)id, layer));
         }
     }
+    refuse_more_in_layers(&model->file);
     char name[NAME_LENGTH];
     param_name(name, sizeof name, FIRST_LAYER_PARAM, c->num_layers);
     if (model_find(model, "", name)) {
@@ -244,32 +263,28 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
     return found;
 }
 
-// Stops if lm_head.weight has other numbers than wte.weight, which a GPT-2 uses twice.
+// Stops if lm_head.weight differs from wte.weight, with which GPT-2 ties it.
 static inline void model_check_tied(const SafeTensors *file, const SafeTensor *wte, const SafeTensor *head) {
-    enum { BLOCK = 1 << 14 };
-    char table[BLOCK], output[BLOCK];
+    char table[1 << 14], output[sizeof table];
     uint64_t bytes = wte->end - wte->begin;
     bool same = head->dtype == wte->dtype && head->end - head->begin == bytes;
-    for (uint64_t at = 0; same && at < bytes; at += BLOCK) {
-        size_t count = bytes - at < BLOCK ? (size_t)(bytes - at) : (size_t)BLOCK;
+    for (uint64_t at = 0; same && at < bytes; at += sizeof table) {
+        size_t count = bytes - at < sizeof table ? (size_t)(bytes - at) : sizeof table;
         safetensors_read(file, wte, at, table, count);
         safetensors_read(file, head, at, output, count);
         same = memcmp(table, output, count) == 0;
     }
     if (!same) {
-        input_error("'%s' has other numbers in %.100s than in %.100s, and GPT-2 uses one matrix as both; give a model "
-                    "with tied embeddings",
+        input_error("'%s': %.100s differs from %.100s, and GPT-2 ties the two; give a model with tied embeddings",
                     file->path, head->name, wte->name);
     }
 }
 
-// Removes the prefix of wpe.weight from all names. A tied weight that is stored as lm_head.weight alone, usually
-// without the prefix, becomes wte.weight.
+// Removes the prefix of wpe.weight from all names. lm_head.weight becomes wte.weight if the file has none.
 static inline void model_rename_tensors(SafeTensors *file) {
     const SafeTensor *wpe = find_after_prefix(file, "wpe.weight"), *wte = find_after_prefix(file, "wte.weight");
-    const SafeTensor *head = find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
-    if (head && wte) { model_check_tied(file, wte, head); }
-    if (head && !wte) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }
+    const SafeTensor *head = wte ? NULL : find_after_prefix(file, "lm_head.weight"), *any = wpe ? wpe : wte;
+    if (head) { memcpy(head->name, "wte.weight", sizeof "wte.weight"); }
     size_t length = any ? strlen(any->name) - strlen("wpe.weight") : 0;
     char *prefix = xstrdup(any ? any->name : "");
     for (int i = 0; length > 0 && i < file->num_tensors; i++) {
@@ -289,7 +304,10 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     model_rename_tensors(&model->file);
     cJSON *json = read_json(config);
     if (json) { model_check_variant(json, config); }
-    refuse_architecture(&model->file);
+    const SafeTensor *wte = model_find(model, "", "wte.weight");
+    const SafeTensor *head = find_after_prefix(&model->file, "lm_head.weight");
+    if (wte && head) { model_check_tied(&model->file, wte, head); }
+    if (!model_find(model, "", "wpe.weight")) { refuse_architecture(&model->file); }
     if (!json) {
         input_error("'%s' has no config.json next to it, expected the model's shape in Hugging Face's form; put a "
                     "config.json with n_head there",

@@ -277,15 +277,13 @@ static inline int families_save(const char *path, const TensorFamily *families, 
 
 // ---- reading
 
-static inline bool all_finite(const real *numbers, size_t count) {
-    bool finite = true;
-    for (size_t i = 0; i < count; i++) { finite &= isfinite(numbers[i]) != 0; }
-    return finite;
-}
-
-// Stops: training would skip every step, and a text would be one token.
-__attribute__((noreturn)) static inline void refuse_not_finite(const StoredTensor *t) {
+// Stops at a number that is not finite, with which no step or text would be right, and deletes *out (may be NULL).
+static inline void check_finite(const StoredTensor *t, const real *numbers, size_t count, PartFile *out) {
     const SafeTensors *file = &t->file->file;
+    size_t finite = 0;
+    for (size_t i = 0; i < count; i++) { finite += isfinite(numbers[i]) != 0; }
+    if (finite == count) { return; }
+    if (out) { part_discard(out); }
     input_error("'%s' has NaN or infinite values in tensor %s, expected finite numbers; give other weights with -e, or "
                 "to resume from the checkpoint before it, move this one out of -o",
                 file->num_shards > 0 ? file->shards[t->tensor->shard].path : file->path, t->tensor->name);
@@ -466,7 +464,7 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);
                 if (is_weights) {
-                    if (!all_finite((real *)elements, chunk.count)) { refuse_not_finite(&t); }
+                    check_finite(&t, (real *)elements, chunk.count, NULL);
                     weights_store(&s->optimizer, (real *)elements, chunk, s->device);
                 } else if (t.scales) {
                     codes_load(&t, (uint8_t *)elements, chunk, &layout, s, is_v);
@@ -493,10 +491,7 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
         n = count - done < MAX_ELEMENTS ? count - done : (size_t)MAX_ELEMENTS;
         const ParamRange range = {done, n, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
-        if (!all_finite(numbers, n)) {
-            part_discard(out);
-            refuse_not_finite(&stored);
-        }
+        check_finite(&stored, numbers, n, out);
         unsigned char *bytes = (unsigned char *)xmalloc(n * size);
         for (size_t i = 0; i < n; i++) {
             float f = (float)numbers[i];

@@ -204,7 +204,9 @@ static inline SafeTensors safetensors_open(const char *path) {
     st.fd = open_regular(path, &info);
     if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
     if (info.st_size < 8) { st_refuse(&st, info.st_size ? "is too short for a header" : "is empty"); }
-    if (is_other_kind(path, FILE_SAFETENSORS)) { refuse_kind("-e", path, EXPECTED_MODEL); }
+    int kind = file_kind(path);
+    bool unknown = (kind == FILE_OTHER || kind == FILE_JSON) && row_of_name(path) == NAMED_KINDS;
+    if (kind != FILE_SAFETENSORS && !unknown) { refuse_kind("-e", path, EXPECTED_MODEL); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);

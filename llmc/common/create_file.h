@@ -55,26 +55,18 @@ typedef struct {
     uint64_t position;  // bytes written
 } PartFile;
 
-static inline PartFile part_open(const char *path) {
-    PartFile f;
-    memset(&f, 0, sizeof f);
-    format_path(f.path, "%s", path);
-    format_path(f.part, "%s.part", path);
-    f.file = create_file(f.part);
-    if (!f.file) { f.error = errno; }
-    return f;
-}
-
-// part_open of an open file PATH.part, which is emptied. fd is closed with the file.
+// fd: of PATH.part, which is emptied, and closed with the file; -1: it is created
 static inline PartFile part_of_fd(const char *path, int fd) {
     PartFile f;
     memset(&f, 0, sizeof f);
     format_path(f.path, "%s", path);
     format_path(f.part, "%s.part", path);
-    f.file = ftruncate(fd, 0) == 0 ? fdopen(fd, "wb") : NULL;
+    f.file = fd < 0 ? create_file(f.part) : ftruncate(fd, 0) == 0 ? fdopen(fd, "wb") : NULL;
     if (!f.file) { f.error = errno; }
     return f;
 }
+
+static inline PartFile part_open(const char *path) { return part_of_fd(path, -1); }
 
 static inline void part_put(PartFile *f, const void *data, size_t bytes) {
     if (f->error) { return; }

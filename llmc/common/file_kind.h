@@ -1,15 +1,13 @@
 /*
 The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
-defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_kind, is_other_kind,
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, row_of_name, NAMED_KINDS,
          refuse_bytes, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
 #include <fnmatch.h>
-#include <glob.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
@@ -106,6 +104,8 @@ static inline bool head_is_token_ids(const char *head, size_t bytes) { return he
 #define JSON_LINES "write its text as JSON lines"
 #define WRITES_GGUF "this trainer only writes them: give Hugging Face's or llm.c's form"
 #define PLAIN_TEXT "save it as plain text"
+#define OLD_TRANSFORMERS                                                                                               \
+    "give the folder that transformers 4 writes: from_pretrained(..., from_tf=True or from_flax=True), save_pretrained"
 #define SAVE_PRETRAINED                                                                                                \
     "give the folder that transformers' save_pretrained writes of it; doc/files.md converts nanoGPT's checkpoints"
 // The rows have more than the words GGUF, BZh and PAR1, with which a text may begin. The first one that fits counts.
@@ -141,8 +141,7 @@ static const struct {
     FOREIGN("]q\0", "a Python pickle", GIVE_TEXT),
     FOREIGN("\x93NUMPY", "a NumPy array", "write token ids as a shard (doc/files.md), or text"),
     WITH("PK\3\4", ".npy", "a NumPy archive", "write token ids as a shard (doc/files.md), or text"),
-    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; "
-     "load a model with transformers' from_tf=True, and give the folder that save_pretrained writes"),
+    FOREIGN("\x89HDF\r\n", "an HDF5 file", "write its text as JSON lines; of a model, " OLD_TRANSFORMERS),
     // tables and databases
     WITH("PAR1", "\x15", "a Parquet table", JSON_LINES),
     FOREIGN("ARROW1", "an Arrow table", JSON_LINES),
@@ -207,25 +206,12 @@ static const struct {
     {"*.pth", "a file of PyTorch", SAVE_PRETRAINED},
     {"*pytorch_model*.bin", "a file of PyTorch", SAVE_PRETRAINED},
     {"*.bin.index.json", "the index of a model in files of PyTorch", SAVE_PRETRAINED},
-    {"*.h5", "a file of TensorFlow",
-     "load it with transformers' from_tf=True, and give the folder that save_pretrained writes"},
+    {"*.h5", "a file of TensorFlow", OLD_TRANSFORMERS},
     {"*.gguf", "a GGUF model", WRITES_GGUF},
-    {"*.msgpack", "a file of Flax",
-     "load it with transformers' from_flax=True, and give the folder that save_pretrained writes"},
+    {"*.msgpack", "a file of Flax", OLD_TRANSFORMERS},
 };
 enum { NAMED_KINDS = sizeof named_kinds / sizeof named_kinds[0] };
 // clang-format on
-
-// ---- names
-
-// *found = the file of this name, or else the files that match it as a glob pattern, sorted. False if there are none.
-// Free with globfree.
-static inline bool find_files(glob_t *found, const char *pattern) {
-    char name[2 * PATH_LENGTH] = "";
-    bool is_name = access(pattern, F_OK) == 0;
-    for (size_t i = 0; is_name && pattern[i]; i++) { snprintf(name + 2 * i, 3, "\\%c", pattern[i]); }
-    return glob(is_name ? name : pattern, 0, NULL, found) == 0;
-}
 
 // ---- the kind of a file
 
@@ -274,12 +260,6 @@ static inline size_t row_of_name(const char *path) {
     size_t row = 0;
     while (row < NAMED_KINDS && fnmatch(named_kinds[row].pattern, path, 0) != 0) { row++; }
     return row;
-}
-
-// True if bytes or name tell that the file is of another kind than this one.
-static inline bool is_other_kind(const char *path, int kind) {
-    int found = file_kind(path);
-    return found != kind && ((found != FILE_OTHER && found != FILE_JSON) || row_of_name(path) < NAMED_KINDS);
 }
 
 // Stops at bytes of a kind that is not `expected`, in words. name: of the file

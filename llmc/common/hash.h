@@ -59,20 +59,20 @@ static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
     return hash;
 }
 
-// Prints a note on the first two of the files (n) with the same content. The first num_train of them are trained on,
-// and the others are for validation. "-" is skipped.
+// Prints a note on the first two of the files (n) with the same content. num_train: for training, before the others
 static inline void print_same_files(FILE *out, char *const *paths, int n, int num_train) {
     uint64_t *hashes = (uint64_t *)xcalloc((size_t)n, sizeof *hashes);
-    bool found = false;
-    for (int k = 0; k < n && !found; k++) {
-        hashes[k] = strcmp(paths[k], "-") == 0 ? 0 : hash_file(0, k < num_train ? "-i" : "-j", paths[k]);
-        for (int i = 0; i < k && !found; i++) {
-            found = hashes[k] && hashes[i] == hashes[k] && hash_whole_file(0, paths[i]) == hash_whole_file(0, paths[k]);
-            if (!found) { continue; }
-            bool crosses = i < num_train && k >= num_train;
-            fprintf(out, "note      %s %s has the same content as -i %s: %s\n", k < num_train ? "-i" : "-j", paths[k],
-                    paths[i], crosses ? "the validation loss is that of training data" : "its data is read twice");
+    for (int k = 0, i; k < n && strcmp(paths[k], "-") != 0; k++) {
+        hashes[k] = hash_file(0, k < num_train ? "-i" : "-j", paths[k]);
+        for (i = 0; i < k; i++) {
+            if (hashes[i] == hashes[k] && hash_whole_file(0, paths[i]) == hash_whole_file(0, paths[k])) { break; }
         }
+        if (i == k) { continue; }
+        bool crosses = i < num_train && k >= num_train;
+        fprintf(out, "note      %s %s has the same content as %s %s: %s\n", k < num_train ? "-i" : "-j", paths[k],
+                i < num_train ? "-i" : "-j", paths[i],
+                crosses ? "the validation loss is that of training data" : "its data is read twice");
+        break;
     }
     free(hashes);
 }

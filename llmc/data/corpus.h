@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     char **paths;  // (num_files) "-" for stdin
     int num_files;
-    bool has_field;              // the user named one, so all files are JSON
+    bool stdin_is_json;          // whatever it begins with
     int skip_bad;                // bad lines of JSON that are left out before one is an error; -1: none may be
     const char *flag;            // gave the pattern; error messages name it
     const char *field;           // of JSON lines
@@ -81,8 +81,8 @@ static inline void corpus_add_file(Corpus *c, const char *path) {
     c->paths[c->num_files++] = xstrdup(path);
 }
 
-// Returns the size of the file.
-static inline uint64_t corpus_check_file(const char *flag, const char *path) {
+// Returns the size of the file. field: NULL, or given by the user
+static inline uint64_t corpus_check_file(const char *flag, const char *path, const char *field) {
     struct stat info;
     if (access(path, R_OK) != 0 || stat(path, &info) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", flag, path, strerror(errno));
@@ -91,6 +91,9 @@ static inline uint64_t corpus_check_file(const char *flag, const char *path) {
         input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", flag, path, path);
     }
     refuse_binary(flag, path);
+    if (field && info.st_size > 0 && file_kind(path) != FILE_JSON) {
+        input_error("%s: --field is for JSON lines, and %s is text; leave the flag or the file out", flag, path);
+    }
     return (uint64_t)info.st_size;
 }
 
@@ -103,7 +106,7 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
     c.flag = flag;
     c.skip_bad = skip_bad;
     c.field = field ? field : CORPUS_FIELD;
-    c.has_field = field != NULL;
+    c.stdin_is_json = field != NULL;
     c.fd = -1;
     c.capacity = CORPUS_WINDOW;
     c.window = (char *)xmalloc(c.capacity + 1);
@@ -112,12 +115,12 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
         return c;
     }
     glob_t found;
-    if (!find_files(&found, pattern)) {
+    if (glob(pattern, 0, NULL, &found) != 0) {
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        c.bytes += corpus_check_file(flag, found.gl_pathv[i]);
+        c.bytes += corpus_check_file(flag, found.gl_pathv[i], field);
         corpus_add_file(&c, found.gl_pathv[i]);
     }
     globfree(&found);
@@ -276,10 +279,7 @@ static inline void corpus_begin_file(Corpus *c) {
     corpus_fill(c, FILE_HEAD);
     size_t head = c->end < FILE_HEAD ? c->end : (size_t)FILE_HEAD;
     int kind = kind_of_bytes(c->window, head);
-    c->is_json = kind == FILE_JSON || (is_stdin ? c->has_field : name_is_json(path));
-    if (c->has_field && !c->is_json) {
-        input_error("%s: --field is for JSON lines, and %s is text; leave the flag or the file out", c->flag, path);
-    }
+    c->is_json = kind == FILE_JSON || (is_stdin ? c->stdin_is_json : name_is_json(path));
     if (is_stdin && kind != FILE_OTHER && kind != FILE_JSON) {
         refuse_bytes(c->flag, "-", c->window, head, "text in UTF-8");
     }
@@ -306,8 +306,7 @@ static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: "WHAT; ADVICE", words that follow the
-// line's number
+// Leaves out a bad line of JSON if --skip-bad has room for it, else stops. error: "WHAT; ADVICE"
 static inline void corpus_bad_line(Corpus *c, const CorpusPiece *piece, const char *error) {
     char sentence[sizeof c->bad_line];
     int what = (int)strcspn(error, ";");
@@ -351,8 +350,7 @@ static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, siz
     return read;
 }
 
-// The object or array of a line of JSON; the caller deletes it. NULL: the line is something else. line[bytes] is
-// overwritten.
+// The object or array of a line of JSON; the caller deletes it. NULL: something else. line[bytes] is overwritten.
 static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
     const char *end = line;
     size_t length = 0;

@@ -8,7 +8,7 @@ defines: chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES,
 A line is an object of one of these forms, or an array of turns. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
   {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns as below; of an assistant's turn
-                                                    [" C", end-of-text], unless it has a "weight" of 0
+                                                    [" C", end-of-text], unless its "weight" or "train" is 0
   [{"role": R, "content": C}, ...]                  the same
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate encodes a prompt. End-of-text of a byte
@@ -120,12 +120,19 @@ static inline void example_end(Examples *e, size_t begin, bool pieces) {
     }
 }
 
-// True if an object has a key that other programs obey, and its value is neither empty nor true nor 1.
+// True if an object has a key with a value other than null, false and the empty ones.
 static inline bool example_has(const cJSON *object, const char *key) {
     const cJSON *value = json_get(object, key);
     const char *text = cJSON_GetStringValue(value);
-    bool empty = !value || cJSON_IsNull(value) || (cJSON_IsArray(value) && !value->child) || (text && !*text);
-    return !empty && !cJSON_IsTrue(value) && cJSON_GetNumberValue(value) != 1;
+    bool list = cJSON_IsArray(value) || cJSON_IsObject(value);
+    return value && !cJSON_IsNull(value) && !cJSON_IsFalse(value) && !(list && !value->child) && !(text && !*text);
+}
+
+// The number in a key: 0 for false, 1 for true or without a value, NaN for anything else.
+static inline double example_number(const cJSON *object, const char *key) {
+    const cJSON *value = json_get(object, key);
+    if (!value || cJSON_IsNull(value)) { return 1; }
+    return cJSON_IsBool(value) ? cJSON_IsTrue(value) : cJSON_GetNumberValue(value);
 }
 
 // Appends a conversation. Returns "" or an error, worded to follow "line N".
@@ -136,17 +143,16 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_string(message, "role");
         const char *content = json_string(message, "content");
-        const cJSON *weight = json_get(message, "weight");
-        bool zero = cJSON_IsFalse(weight) || (cJSON_IsNumber(weight) && weight->valuedouble == 0);
-        if (!zero && example_has(message, "weight")) { return "has a weight other than 0 and 1"; }
-        if (example_has(message, "tool_calls") || example_has(message, "function_call") ||
-            example_has(message, "train")) {
-            return "has a turn with tool_calls, function_call or train, which are not read; write a call as content, "
-                   "and \"weight\": 0 in a turn that is not to be learned";
-        }
         char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
-        bool answer = strcmp(role, "assistant") == 0, learned = answer && !zero;
+        double weight = example_number(message, "weight"), train = example_number(message, "train");
+        bool answer = strcmp(role, "assistant") == 0, learned = answer && weight != 0 && train != 0;
+        bool calls = example_has(message, "tool_calls") || example_has(message, "function_call");
+        if (answer && (calls || (weight != 0 && weight != 1))) {
+            free(text);
+            return "has an answer with tool_calls, function_call or a weight other than 0 and 1; write a call as "
+                   "content";
+        }
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
         example_add_text(e, t, text, learned);
         if (answer) { example_add_token(e, e->end_of_text, learned); }
@@ -164,10 +170,12 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     const char *text = json_string(line, "text");
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
-    bool more = example_has(line, "system") || example_has(line, "tools");
-    if ((pair || messages) && (more || example_has(line, "weight") || example_has(line, "label"))) {
-        return "has system, tools, weight or label beside its prompt or turns, which are not read; write what the "
-               "model is to see into those, and leave out examples that it is not to learn";
+    bool more = example_has(line, "system") || example_has(line, "tools") || example_has(line, "functions");
+    bool unwanted = example_number(line, "weight") != 1 || example_number(line, "label") == 0;
+    if ((pair || cJSON_IsArray(messages)) && (more || unwanted)) {
+        return "has a key that is not read: system, tools, functions, or a weight or label of 0; move its text into "
+               "the "
+               "prompt or the turns, and remove examples that should not be learned";
     }
     if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
         return "is an array, but not of turns with a role and content; jq -c '.[]' FILE writes its items as lines";

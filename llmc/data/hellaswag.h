@@ -153,15 +153,11 @@ static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, i
 
 // ---- the published .jsonl
 
-// True if the first line of a file of JSON lines has endings to choose from. Quotes in a JSON string are escaped.
+// True if a file begins with JSON that has endings to choose from. Quotes in a JSON string are escaped.
 static inline bool hellaswag_is_json(const char *path) {
-    FILE *file = file_kind(path) == FILE_JSON ? fopen(path, "rb") : NULL;
-    char *line = NULL;
-    size_t room = 0;
-    bool is_json = file && getline(&line, &room, file) > 0 && strstr(line, "\"endings\":") != NULL;
-    free(line);
-    if (file) { fclose(file); }
-    return is_json;
+    char head[FILE_HEAD];
+    size_t bytes = read_head(head, path);
+    return kind_of_bytes(head, bytes) == FILE_JSON && memmem(head, bytes, "\"endings\":", 10) != NULL;
 }
 
 // the index of the true ending, a number or, in Hugging Face's copy of the file, a digit in a string; -1: neither

@@ -73,8 +73,7 @@ static inline void shard_begin(ShardWriter *w, int kind) {
     shard_check(w, kind);
 }
 
-// Creates unfinished training shard 1, or opens that of an earlier command, and locks it against a second command.
-// Returns its file descriptor.
+// Creates unfinished training shard 1, or opens an earlier command's, and locks it. Returns its file descriptor.
 static inline int shard_lock(const char *out) {
     char part[PATH_LENGTH];
     struct stat locked, named;

@@ -34,6 +34,7 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 #include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
 #include "llmc/data/unicode_classes.h"
+#include <ctype.h>
 #include <stdbool.h>
 
 enum {
@@ -212,8 +213,8 @@ static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncode
 
 static const uint32_t TOKENIZER_NOT_UTF8 = UINT32_MAX;
 
-// The code point at the start of the text (bytes > 0) and its length. A stray byte, an overlong form or a sequence cut
-// short gives NOT_UTF8 and length 1. Surrogates and values above 0x10FFFF pass: like NOT_UTF8, they have no class.
+// The code point at the start of the text (bytes > 0) and its length. A stray byte, an overlong form, a surrogate, a
+// value above 0x10FFFF or a sequence cut short gives NOT_UTF8 and length 1.
 static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size_t *length) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};  // by length
     uint8_t lead = (uint8_t)text[0];
@@ -373,8 +374,7 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
     }
 }
 
-// bytes (max) = the bytes that the characters of a symbol (length) stand for. Returns their number; -1: they are more,
-// or a character stands for no byte.
+// bytes (max) = what the characters of a symbol (length) stand for. Returns their number; -1: more, or none for one.
 static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char *bytes, int max) {
     int count = 0;
     size_t step;
@@ -391,17 +391,11 @@ static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char
 
 __attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *path, size_t number, const char *line,
                                                                     size_t length) {
-    int shown = length < 60 ? (int)length : 60;
-    if (memmem(line, length, "</w>", 4)) {
-        input_error(
-            "%s line %zu: '%.*s' has the end-of-word suffix </w> of another BPE than GPT-2's; give the tokenizer "
-            "of a GPT-2",
-            path, number, shown, line);
-    }
-    input_error(
-        "%s line %zu: '%.*s' joins no two known tokens, with one space between them, into another one of at most %d "
-        "bytes, or stands there twice; copy the tokenizer's files from where they were published",
-        path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
+    bool suffix = memmem(line, length, "</w>", 4) != NULL;
+    input_error("%s line %zu: '%.*s' %s", path, number, length < 60 ? (int)length : 60, line,
+                suffix ? "has the end-of-word suffix </w> of another BPE than GPT-2's; give the tokenizer of a GPT-2"
+                       : "joins no two known tokens, with one space between them, into another one of at most 255 "
+                         "bytes, or repeats a merge; copy the tokenizer's files from where they were published");
 }
 
 // Adds the merge of a line. has_vocab: its three tokens exist; else it appends a new token. False: malformed.
@@ -599,8 +593,6 @@ static inline size_t tokenizer_encode_pretokens(const Tokenizer *t, TokenizerEnc
     return count;
 }
 
-static inline bool tokenizer_is_space(char c) { return c == ' ' || (uint8_t)(c - '\t') < 5; }
-
 // tokens (at least `bytes`) = the tokens of a text (bytes), of any bytes. Returns their number.
 static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
                                            int *tokens) {
@@ -614,19 +606,18 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
         int token = -1;
         size_t found = at + tokenizer_find_added(t, e, text + at, bytes - at, &token), end = found;
         int kind = token < 0 ? 0 : t->kind[token];
-        while ((kind & TOKEN_STRIPS_LEFT) && end > at && tokenizer_is_space(text[end - 1])) { end--; }
+        while ((kind & TOKEN_STRIPS_LEFT) && end > at && isspace((uint8_t)text[end - 1])) { end--; }
         count += tokenizer_encode_pretokens(t, e, text + at, end - at, tokens + count);
         at = found;
         if (token < 0) { continue; }
         tokens[count++] = token;
         at += t->start[token + 1] - t->start[token];
-        while ((kind & TOKEN_STRIPS_RIGHT) && at < bytes && tokenizer_is_space(text[at])) { at++; }
+        while ((kind & TOKEN_STRIPS_RIGHT) && at < bytes && isspace((uint8_t)text[at])) { at++; }
     }
     return count;
 }
 
-// *tokens = the tokens of a prompt (bytes), whose special tokens are tokens; returns their number. The caller frees
-// *tokens.
+// *tokens (caller frees) = the tokens of a prompt (bytes), whose special tokens are tokens; returns their number.
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
     TokenizerEncoder e;
     memset(&e, 0, sizeof e);

@@ -121,12 +121,11 @@ typedef struct {
     int end_of_text;     // named by a tokenizer.json of this trainer; -1: none
 } VocabNames;
 
-static inline void vocab_put(VocabNames *v, const char *name, const cJSON *number, int kind) {
-    bool whole = cJSON_IsNumber(number) && number->valuedouble == number->valueint;
-    int id = whole ? number->valueint : -1;
-    if (id < 0 || id >= TOKENIZER_MAX_VOCAB) {
-        input_error("%s: the token '%.60s' has the id %d; expected whole ids from 0 to %d, which fit a token shard",
-                    v->path, name, id, TOKENIZER_MAX_VOCAB - 1);
+static inline void vocab_put(VocabNames *v, const char *name, double number, int kind) {
+    int id = number >= 0 && number < TOKENIZER_MAX_VOCAB ? (int)number : -1;
+    if (id < 0 || id != number) {
+        input_error("%s: the token '%.60s' has the id %.15g; expected whole ids from 0 to %d, which fit a token shard",
+                    v->path, name, number, TOKENIZER_MAX_VOCAB - 1);
     }
     bool replaces = kind && !v->kinds[id];  // an added token has its name as it is
     if (v->names[id] && strcmp(v->names[id], name) != 0 && !replaces) {
@@ -139,7 +138,7 @@ static inline void vocab_put(VocabNames *v, const char *name, const cJSON *numbe
 }
 
 // the added token of an entry: {"content":"<s>","special":true,...}
-static inline void vocab_put_added(VocabNames *v, const cJSON *entry, const cJSON *id) {
+static inline void vocab_put_added(VocabNames *v, const cJSON *entry, double id) {
     const char *content = json_string(entry, "content");
     if (!content || !*content) { input_error("%s: an added token has no content; copy the file again", v->path); }
     if (json_true(entry, "single_word")) {
@@ -148,12 +147,10 @@ static inline void vocab_put_added(VocabNames *v, const cJSON *entry, const cJSO
             "not do; set it to false, or give another tokenizer",
             v->path, content);
     }
-    int kind = TOKEN_ADDED;
-    if (json_true(entry, "special")) { kind |= TOKEN_SPECIAL; }
-    if (json_true(entry, "lstrip")) { kind |= TOKEN_STRIPS_LEFT; }
-    if (json_true(entry, "rstrip")) { kind |= TOKEN_STRIPS_RIGHT; }
+    int kind = TOKEN_ADDED | TOKEN_SPECIAL * json_true(entry, "special") |
+               TOKEN_STRIPS_LEFT * json_true(entry, "lstrip") | TOKEN_STRIPS_RIGHT * json_true(entry, "rstrip");
     vocab_put(v, content, id, kind);
-    if (json_true(entry, "end_of_text")) { v->end_of_text = id->valueint; }
+    if (json_true(entry, "end_of_text")) { v->end_of_text = (int)id; }
 }
 
 // the JSON object FOLDER/name, which the caller deletes; NULL: there is none
@@ -247,8 +244,7 @@ static inline bool json_splits_as_gpt2(const cJSON *json) {
     const cJSON *list = json_get(json, "pretokenizers"), *split = cJSON_GetArrayItem(list, 0);
     bool sequence = strcmp(json_type(json), "Sequence") == 0;
     if (sequence) {
-        const cJSON *pattern = json_get(split, "pattern");
-        const char *regex = json_string(pattern, "Regex");
+        const char *regex = json_string(json_get(split, "pattern"), "Regex");
         const char *behavior = json_string(split, "behavior");
         json = cJSON_GetArrayItem(list, 1);
         if (cJSON_GetArraySize(list) != 2 || !regex || strcmp(regex, GPT2_PATTERN) != 0) { return false; }
@@ -274,10 +270,8 @@ static inline bool json_adds_tokens(const cJSON *json) {
 static inline void json_find_foreign(char *text, const cJSON *json) {
     static const char *const model_keys[] = {"end_of_word_suffix", "continuing_subword_prefix", "dropout",
                                              "ignore_merges"};
-    const cJSON *model = json_get(json, "model");
-    const cJSON *normalizer = json_get(json, "normalizer");
-    const cJSON *splitter = json_get(json, "pre_tokenizer");
-    const cJSON *after = json_get(json, "post_processor");
+    const cJSON *model = json_get(json, "model"), *normalizer = json_get(json, "normalizer");
+    const cJSON *splitter = json_get(json, "pre_tokenizer"), *after = json_get(json, "post_processor");
     *text = 0;
     if (*json_type(model) && strcmp(json_type(model), "BPE") != 0) {
         format_path(text, "a %.60s model, and GPT-2's is a BPE", json_type(model));
@@ -307,7 +301,7 @@ static inline void tokenizer_check_config(const cJSON *config, const char *folde
     static const char *const classes[] = {"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer",
                                           "TokenizersBackend"};  // transformers 5 writes the last one
     const char *kind = json_string(config, "tokenizer_class");
-    bool known = !kind;
+    bool known = !kind || !*kind;
     for (int i = 0; i < 4; i++) { known = known || strncmp(kind, classes[i], strlen(classes[i])) == 0; }
     for (int i = 0; i < 3; i++) {
         if (!json_true(config, keys[i])) { continue; }
@@ -317,7 +311,7 @@ static inline void tokenizer_check_config(const cJSON *config, const char *folde
             folder, keys[i]);
     }
     if (!known) {
-        input_error("'%s/tokenizer_config.json' names %.60s, which may split a text otherwise or add tokens to it, "
+        input_error("'%s/tokenizer_config.json' names %.60s, which may split text differently or add tokens, "
                     "expected GPT2Tokenizer; give the tokenizer of a GPT-2",
                     folder, kind);
     }
@@ -339,12 +333,12 @@ static inline bool tokenizer_json_is_bytes(const cJSON *json) {
 // False, with a note, for a tokenizer.json that tokenizer_open refuses.
 static inline bool tokenizer_json_is_known(const char *path) {
     cJSON *json = try_read_json(path);
-    char why[PATH_LENGTH] = "no JSON object";
-    bool known = json && tokenizer_json_is_bytes(json);
-    if (json && !known) { json_find_foreign(why, json); }
+    char why[PATH_LENGTH] = "no JSON object in it";
+    if (json) { json_find_foreign(why, json); }
+    if (json && tokenizer_json_is_bytes(json)) { *why = 0; }
     cJSON_Delete(json);
-    if (!known && *why) { fprintf(stderr, "note      '%s' is not used: it has %s\n", path, why); }
-    return known || !*why;
+    if (*why) { fprintf(stderr, "note      '%s' is not used: it has %s\n", path, why); }
+    return !*why;
 }
 
 // ---- reading
@@ -386,18 +380,16 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     if (folder) { tokenizer_check_config(config, folder); }
     format_path(other, "%s/tokenizer.json", folder ? folder : "");
     if (folder && !added && access(other, F_OK) == 0) { tokenizer_json_is_known(other); }
-    cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, item, 0); }
-    cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, json_get(item, "id")); }
+    cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, cJSON_GetNumberValue(item), 0); }
+    cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, cJSON_GetNumberValue(json_get(item, "id"))); }
     const cJSON *decoder = json_get(config, "added_tokens_decoder");
     if (!cJSON_IsObject(decoder)) { decoder = NULL; }
     cJSON_ArrayForEach(item, decoder) {
-        cJSON *id = cJSON_CreateNumber(*item->string >= '0' && *item->string <= '9' ? strtod(item->string, NULL) : -1);
-        vocab_put_added(&v, item, id);
-        cJSON_Delete(id);
+        vocab_put_added(&v, item, isdigit((uint8_t)*item->string) ? strtod(item->string, NULL) : -1);
     }
     cJSON_ArrayForEach(item, added_tokens) {
         bool known = item->valueint >= 0 && item->valueint < v.count && v.kinds[item->valueint];
-        if (!known) { vocab_put(&v, item->string, item, TOKEN_ADDED); }
+        if (!known) { vocab_put(&v, item->string, cJSON_GetNumberValue(item), TOKEN_ADDED); }
     }
     Tokenizer t = tokenizer_of_names(&v);
     tokenizer_read_merges(&t, path, merges, bytes, true);
@@ -416,8 +408,7 @@ static inline void path_with_ending(char *other, const char *path, const char *e
     format_path(other, "%.*s%s", (int)(strlen(path) - strlen(ending)), path, new_ending);
 }
 
-// Prints a note, once, if tokenizer.json (path) has other merges (text), or other ids, than the merges.txt or the
-// vocab.json next to it.
+// Prints a note, once, if tokenizer.json (path, with these merges) and merges.txt or vocab.json next to it differ.
 static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path, const char *merges) {
     static bool printed;
     char other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
@@ -427,11 +418,11 @@ static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path
     char *text = read_whole_file(other, TOKENIZER_MAX_FILE, &bytes), *rest = text;
     bool same = true;
     for (char *line; same && (line = strsep(&rest, "\r\n")) != NULL;) {
+        line += strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
         size_t length = strlen(line);
         if (length == 0 || strstr(line, "#version")) { continue; }
-        line += length >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-        same = strncmp(merges, line, strlen(line)) == 0 && merges[strlen(line)] == '\n';
-        merges += same ? strlen(line) + 1 : 0;
+        same = strncmp(merges, line, length) == 0 && merges[length] == '\n';
+        merges += same ? length + 1 : 0;
     }
     same = same && (!text || !*merges);
     path_with_ending(other, path, "tokenizer.json", "vocab.json");
@@ -488,9 +479,8 @@ static inline void tokenizer_in_folder(char *path, const char *folder) {
     *path = 0;
 }
 
-// Loads a merges file with the vocab.json next to it, tokenizer.json, vocab.json with the merges.txt next to it,
-// gpt2_tokenizer.bin, or one of a folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with
-// tokenizer_free.
+// Loads tokenizer.json, merges.txt and vocab.json by the name of either, merges alone, gpt2_tokenizer.bin, or one of a
+// folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
     char in_folder[PATH_LENGTH], other[PATH_LENGTH];
     struct stat info;

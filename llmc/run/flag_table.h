@@ -242,11 +242,11 @@ static const struct {
 enum { NUM_MODES = sizeof modes / sizeof modes[0] };
 #define MACHINE_FLAGS "device threads gpu-log processes init-method"
 
-// the row of modes of the first one given behind row `after`, or -1
-static inline int mode_after(const TrainArgs *a, int after) {
+// the row of modes of the first one given, or -1
+static inline int mode_without_training(const TrainArgs *a) {
     const bool given[NUM_MODES] = {a->generate > 0,     a->eval != NULL,  a->export_format != EXPORT_NONE,
                                    a->tokenize != NULL, a->train_bpe > 0, a->self_check != NULL};
-    for (int i = after + 1; i < NUM_MODES; i++) {
+    for (int i = 0; i < NUM_MODES; i++) {
         if (given[i]) { return i; }
     }
     return -1;
@@ -254,11 +254,8 @@ static inline int mode_after(const TrainArgs *a, int after) {
 
 // Stops at a flag that a mode without training does not obey, and at a second mode.
 static inline void args_check_mode(const TrainArgs *a) {
-    int mode = mode_after(a, -1), second = mode_after(a, mode);
-    if (second >= 0) {
-        input_error("--%s and --%s are two commands: give one at a time", modes[mode].mode, modes[second].mode);
-    }
-    for (int i = 0; mode >= 0 && !a->plan && i < NUM_FLAGS; i++) {
+    int mode = mode_without_training(a);
+    for (int i = NUM_FLAGS; mode >= 0 && !a->plan && i-- > 0;) {  // from the last: a second mode before its own flags
         const Flag *flag = &flag_table[i];
         char text[FLAG_TEXT];
         bool same = !flag_changed_text(flag, a, &default_args, text) || strcmp(flag->name, modes[mode].mode) == 0;
@@ -276,7 +273,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    int mode = mode_after(a, -1);
+    int mode = mode_without_training(a);
     if (ranks > 1 && mode >= 0 && !a->plan) {
         input_error("--%s runs on one rank, found %d: start it without mpirun", modes[mode].mode, ranks);
     }
@@ -287,7 +284,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // Stops at a flag that lacks another one, or that cannot have an effect.
 static inline void args_check_needs(const TrainArgs *a) {
-    bool trains = mode_after(a, -1) < 0;
+    bool trains = mode_without_training(a) < 0;
     bool needs_model = !a->model && !a->plan, chooses = a->recompute == RECOMPUTE_AUTO && !a->fit && trains;
     const struct {
         bool found;
@@ -344,8 +341,7 @@ static inline void args_check(const TrainArgs *a) {
     ", because this program was built without MPI: install Open MPI (libopenmpi-dev) and run make again"
 #endif
 
-// Sets the number of ranks and this rank, from mpirun or from -pn and -pr. host: the ranks that mpirun started. -pn 1
-// is a single rank on purpose.
+// Sets the number of ranks and this rank, from mpirun (host: its ranks) or from -pn and -pr. -pn 1 is one on purpose.
 static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (a->init_method != COMM_INIT_MPI) {
         if (host->size == 1) { return; }

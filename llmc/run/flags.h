@@ -167,7 +167,7 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
 // flags of other programs and of earlier versions, and what does their job now
 // clang-format off
 static const struct {
-    const char *names;   // of PyTorch's examples, nanoGPT, Megatron-LM, llm.c and transformers, with - for _
+    const char *names;   // of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and our past, with - for _
     const char *answer;  // follows "unknown flag --NAME; "
 } other_names[] = {
     {"batch-size bs device-batch-size per-device-batch-size per-device-train-batch-size micro-batch-size",
@@ -180,9 +180,8 @@ static const struct {
     {"min-lr lr-min", "here it is -q X (--final-fraction), a fraction of -l"},
     {"lr-scheduler lr-scheduler-type lr-decay-style scheduler", "here it is -k NAME (--schedule)"},
     {"warmup-steps warmup-iters lr-warmup-steps lr-warmup-iters", "here it is -u N (--warmup), in steps"},
-    {"steps max-iters iters num-steps train-iters train-steps num-iterations", "here it is -x N (--max-steps)"},
-    {"epochs epoch num-epochs max-epochs num-train-epochs",
-     "here -x N (--max-steps) counts updates, and -x -1, the default, is one epoch"},
+    {"steps max-iters iters num-steps train-iters train-steps num-iterations epochs epoch num-epochs max-epochs "
+     "num-train-epochs", "here it is -x N (--max-steps), in updates; -x -1, the default, is one epoch"},
     {"wd", "here it is -c X (--weight-decay)"},
     {"clip clip-grad max-grad-norm max-norm gradient-clip-val", "here it is --grad-clip X"},
     {"adam-beta1 adam-beta2 adam-eps adam-epsilon", "here they are --beta1 X, --beta2 X and --epsilon X"},
@@ -201,31 +200,23 @@ static const struct {
     {"dtype bf16 fp16 amp precision mixed-precision",
      "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
     {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
-    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn",
-     "nothing here needs it: leave it out"},
-    {"optimizer optim", "the optimizer is AdamW: leave it out"},
-    {"vocab-size", "the vocabulary is that of the data: leave it out"},
-    {"log-interval log-every logging-steps", "each step is printed, and logged with -o DIR: leave it out"},
+    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn optimizer optim vocab-size "
+     "log-interval log-every logging-steps",
+     "leave it out: the optimizer is AdamW, the vocabulary that of the data, and each step is logged"},
     {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
      "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
     // of earlier versions
-    {"eval-task", "lm-evaluation-harness scores a checkpoint, as doc/evaluation.md shows"},
-    {"stride", "the windows of --eval do not overlap, and a larger -t gives more context"},
-    {"prompt-file", "--prompt @FILE reads the prompt from a file, and --prompt @- from stdin"},
-    {"past-end", "--generate ends at an end-of-text token, and --samples N prints more texts"},
-    {"chat", "--generate N continues a --prompt, and llama.cpp chats with the model of --export gguf"},
-    {"separator", "a line that is exactly <|endoftext|> separates documents"},
-    {"shard-tokens", "a training shard has 100 million tokens"},
+    {"eval-task stride", "the windows of --eval do not overlap; lm-evaluation-harness has tasks (doc/evaluation.md)"},
+    {"prompt-file past-end chat",
+     "--generate N continues --prompt TEXT or @FILE until end-of-text; llama.cpp chats with an --export gguf"},
+    {"offload-pageable link", "--offload pins its memory (ulimit -l), and make predict times a step on each link"},
+    {"separator shard-tokens", "documents end at a line that is <|endoftext|>, and shards have 100 million tokens"},
     {"type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"},
-    {"save-sync", "each checkpoint is written before the next step begins"},
-    {"strict-save", "a failed save is a warning, and the last one of a run is exit status 1"},
-    {"offload-pageable", "--offload pins its memory; raise ulimit -l, or give a smaller --offload"},
-    {"link", "--fit needs no rate; make predict times a step for each kind of link"},
+    {"save-sync strict-save", "each save ends before the next step; a failed one is a warning, the last one status 1"},
     {"lc classifier-rows", "the number of logits computed at once follows from -b, -t and the memory"},
-    {"max-skips", "a run ends after 20 skipped updates in a row"},
+    {"max-skips comm-timeout", "a run ends after 20 skipped updates in a row, and when a rank is silent for 600 s"},
     {"verify-step check-replicas", "the tests prove that a step is repeatable and that ranks hold the same bits"},
     {"ps server secret-file", "start the ranks with mpirun, or with -pi fs and a shared folder of your own, -pf DIR"},
-    {"comm-timeout", "a run always ends when a rank is silent for 600 s"},
     {"manual", "--help lists the flags, and the package's man page is made from it"},
 };
 // clang-format on

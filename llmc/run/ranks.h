@@ -139,16 +139,6 @@ static inline void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
-// libgomp crashes at too many threads.
-static inline void check_threads(void) {
-    enum { MAX_THREADS = 1024 };
-    int threads = omp_get_max_threads();
-    if (threads > MAX_THREADS && threads > omp_get_num_procs()) {
-        input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
-                    threads, MAX_THREADS);
-    }
-}
-
 // Silences all ranks but rank 0, and divides the cores of a machine among its ranks.
 static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
@@ -157,7 +147,12 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     int ranks_here = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / ranks_here;
     if (ranks_here > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
-    if (!a->help && !a->version && !a->plan) { check_threads(); }
+    const int max_threads = 1024;  // libgomp crashes at too many
+    int threads = a->help || a->version || a->plan ? 0 : omp_get_max_threads();
+    if (threads > max_threads && threads > omp_get_num_procs()) {
+        input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
+                    threads, max_threads);
+    }
 }
 
 // Lets idle OpenMP threads spin only briefly. Long spinning uses up the time slice that another thread needs: with two
