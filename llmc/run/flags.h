@@ -164,10 +164,10 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// flags of other programs and of earlier versions, and what does their job now
+// flags of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and earlier versions: what does their job now
 // clang-format off
 static const struct {
-    const char *names;   // of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and our past, with - for _
+    const char *names;   // with - for _
     const char *answer;  // follows "unknown flag --NAME; "
 } other_names[] = {
     {"batch-size bs device-batch-size per-device-batch-size per-device-train-batch-size micro-batch-size",
