@@ -122,7 +122,7 @@ typedef struct {
 } VocabNames;
 
 static inline void vocab_put(VocabNames *v, const char *name, double number, int kind) {
-    int id = number >= 0 && number < TOKENIZER_MAX_VOCAB ? (int)number : -1;
+    int id = number >= 0 && number < (double)TOKENIZER_MAX_VOCAB ? (int)number : -1;
     if (id < 0 || id != number) {
         input_error("%s: the token '%.60s' has the id %.15g; expected whole ids from 0 to %d, which fit a token shard",
                     v->path, name, number, TOKENIZER_MAX_VOCAB - 1);
