@@ -253,6 +253,10 @@ done
 report "--field names a field of JSON lines, and no text has one" "$(
     tokenize 2 field special.txt --field text
     says "$err" "-i: --field is for JSON lines, and special.txt is text; leave the flag or the file out"
+    mkdir fields && : >fields/b.txt && echo '{"body":"a text"}' >fields/a.jsonl
+    tokenize 0 fields_body 'fields/*' --field body # an empty file is no text
+    says "$out" "1 document"
+    compgen -G 'field_*'
 )"
 for file in verse code list words tag less utf8 xml pictures films speech quotes; do
     report "text: $file.txt" "$(
@@ -337,6 +341,7 @@ validation on training data|-j text.txt has the same content as -i text.txt: the
 the same by a link|-j link.txt has the same content as -i text.txt|-i text.txt -j link.txt -x 1 -v 1
 the same by content|-j copy.txt has the same content as -i text.txt|-i text.txt -j copy.txt -x 1 -v 1
 one file twice in a pattern|-i both/b.txt has the same content as -i both/a.txt: its data is|-i both/*.txt -x 1 -v 0
+one file twice in -j|-j both/b.txt has the same content as -j both/a.txt|-i utf8.txt -j both/*.txt -x 1 -v 1
 other validation data||-i text.txt -j utf8.txt -x 1 -v 1
 files that differ in one byte||-i middle1.txt -j middle2.txt -x 1 -v 1
 special tokens in bytes|-i special.txt: 2 <|-i special.txt -x 1 -v 0

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What scripts/setup.sh installs on a machine that has nothing: apt-get is a stub that notes the packages and says that
-# each is MEGABYTES large, and PATH has neither a compiler nor make. Then the line of a test without its tool.
+# Tests what scripts/setup.sh installs on an empty machine. PATH has no compiler and no make, and apt-get is a stub: it
+# writes the names of the packages to a file and reports MEGABYTES as the size of each. The last case is the message of
+# a test whose tool is missing.
 #   dev/test/test_setup.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit

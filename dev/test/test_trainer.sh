@@ -698,7 +698,8 @@ refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]
 refused "an unknown flag" "unknown flag --learning-rat; --help lists all flags" --learning-rat 1
 report "the answers to unknown flags name flags of --help" "$(
     "$trainer" --help >"$out"
-    answers=$(grep -E '"(here|the type)' "$(dirname "$golden")/../../llmc/run/flags.h")
+    answers=$(sed -n '/} other_names/,/^};/p' "$(dirname "$golden")/../../llmc/run/flags.h" |
+        sed 's/mpirun -np//; s/ulimit -l//')
     mapfile -t named < <(grep -oE -- ' \(?--?[a-z][-a-z0-9]*' <<<"$answers" | tr -d ' (' | sort -u)
     holds "${#named[@]} > 30"
     for name in "${named[@]}"; do matches "$out" "^ .*[ ]$name "; done

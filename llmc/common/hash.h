@@ -59,7 +59,7 @@ static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
     return hash;
 }
 
-// Prints a note on the first two of the files (n) with the same content. num_train: for training, before the others
+// Prints a note on the first two of the files (n) with the same content. The first num_train are for training.
 static inline void print_same_files(FILE *out, char *const *paths, int n, int num_train) {
     uint64_t *hashes = (uint64_t *)xcalloc((size_t)n, sizeof *hashes);
     for (int k = 0, i; k < n && strcmp(paths[k], "-") != 0; k++) {

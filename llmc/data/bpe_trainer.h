@@ -186,7 +186,8 @@ static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int ri
     }
 }
 
-// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer: no pair of <= 255 bytes recurs.
+// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer, once no pair of at most 255
+// bytes occurs twice.
 static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
     Tokenizer t = tokenizer_alloc((size_t)vocab_size * TOKENIZER_MAX_TOKEN_BYTES, vocab_size, 1);
     tokenizer_append_gpt2_bytes(&t);

@@ -163,7 +163,7 @@ static inline void corpus_advance(Corpus *c, size_t bytes) {
     c->bytes_read += bytes;
 }
 
-// counts the NULs of a piece and its bytes outside of UTF-8
+// counts the NULs of a piece, its bytes outside of UTF-8 and, where no tokenizer does, its <|endoftext|>
 static inline void corpus_count_bad(Corpus *c, const char *text, size_t bytes) {
     uint64_t before = c->bad_bytes;
     size_t length;

@@ -174,8 +174,7 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     bool unwanted = example_number(line, "weight") != 1 || example_number(line, "label") == 0;
     if ((pair || cJSON_IsArray(messages)) && (more || unwanted)) {
         return "has a key that is not read: system, tools, functions, or a weight or label of 0; move its text into "
-               "the "
-               "prompt or the turns, and remove examples that should not be learned";
+               "the prompt or the turns, and remove examples that should not be learned";
     }
     if (cJSON_IsArray(line) && !json_get(line->child, "role")) {
         return "is an array, but not of turns with a role and content; jq -c '.[]' FILE writes its items as lines";

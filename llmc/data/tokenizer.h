@@ -374,7 +374,8 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
     }
 }
 
-// bytes (max) = what the characters of a symbol (length) stand for. Returns their number; -1: more, or none for one.
+// bytes (max) = the bytes that the characters of a symbol (length) stand for. Returns their number; -1: they are more,
+// or a character stands for no byte.
 static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char *bytes, int max) {
     int count = 0;
     size_t step;

@@ -370,7 +370,7 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
                                         const char *path, const char *merges, size_t bytes) {
     VocabNames v = {vocab_path, (const char **)xcalloc(TOKENIZER_MAX_VOCAB, sizeof(char *)),
                     (uint8_t *)xcalloc(TOKENIZER_MAX_VOCAB, 1), 0, -1};
-    char folder_path[PATH_LENGTH], other[PATH_LENGTH];
+    char folder_path[PATH_LENGTH];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *folder = NULL;
     const cJSON *item;
     folder_of(folder_path, path);
@@ -378,8 +378,6 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     cJSON *config = folder ? json_in(folder, "tokenizer_config.json") : NULL;
     cJSON *added_tokens = folder && !added ? json_in(folder, "added_tokens.json") : NULL;
     if (folder) { tokenizer_check_config(config, folder); }
-    format_path(other, "%s/tokenizer.json", folder ? folder : "");
-    if (folder && !added && access(other, F_OK) == 0) { tokenizer_json_is_known(other); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, cJSON_GetNumberValue(item), 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, cJSON_GetNumberValue(json_get(item, "id"))); }
     const cJSON *decoder = json_get(config, "added_tokens_decoder");
@@ -459,9 +457,12 @@ static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json)
 }
 
 static inline Tokenizer tokenizer_load_with_vocab(const char *path, const char *vocab_path) {
-    size_t bytes;
+    char other[PATH_LENGTH];
+    size_t bytes = 0;
     char *merges = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
     cJSON *vocab = read_json(vocab_path);
+    path_with_ending(other, path, "merges.txt", "tokenizer.json");
+    if (access(other, F_OK) == 0) { tokenizer_json_is_known(other); }
     if (!merges) { input_error("%s: could not read the merges: %s; copy the file again", path, strerror(errno)); }
     Tokenizer t = tokenizer_build(vocab, NULL, vocab_path, path, merges, bytes);
     cJSON_Delete(vocab);

@@ -341,7 +341,7 @@ static inline void args_check(const TrainArgs *a) {
     ", because this program was built without MPI: install Open MPI (libopenmpi-dev) and run make again"
 #endif
 
-// Sets the number of ranks and this rank, from mpirun (host: its ranks) or from -pn and -pr. -pn 1 is one on purpose.
+// Sets the number of ranks and this rank, from mpirun (host: its ranks) or from -pn and -pr. -pn 1: one on purpose
 static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     if (a->init_method != COMM_INIT_MPI) {
         if (host->size == 1) { return; }

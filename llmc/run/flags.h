@@ -164,7 +164,7 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// flags of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and earlier versions: what does their job now
+// flags of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and earlier versions, with their answers
 // clang-format off
 static const struct {
     const char *names;   // with - for _
@@ -208,11 +208,11 @@ static const struct {
     // of earlier versions
     {"eval-task stride", "the windows of --eval do not overlap; lm-evaluation-harness has tasks (doc/evaluation.md)"},
     {"prompt-file past-end chat",
-     "--generate N continues --prompt TEXT or @FILE until end-of-text; llama.cpp chats with an --export gguf"},
+     "--generate N continues --prompt TEXT or @FILE until end-of-text; llama.cpp chats with what --export gguf writes"},
     {"offload-pageable link", "--offload pins its memory (ulimit -l), and make predict times a step on each link"},
     {"separator shard-tokens", "documents end at a line that is <|endoftext|>, and shards have 100 million tokens"},
     {"type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"},
-    {"save-sync strict-save", "each save ends before the next step; a failed one is a warning, the last one status 1"},
+    {"save-sync strict-save", "a save ends before the next step; a failed one is a warning, and at the end status 1"},
     {"lc classifier-rows", "the number of logits computed at once follows from -b, -t and the memory"},
     {"max-skips comm-timeout", "a run ends after 20 skipped updates in a row, and when a rank is silent for 600 s"},
     {"verify-step check-replicas", "the tests prove that a step is repeatable and that ranks hold the same bits"},

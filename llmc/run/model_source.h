@@ -47,8 +47,7 @@ static inline void find_model(char *model, const char *word) {
     if (access(weights, F_OK) == 0) { return; }
     refuse_other_folder(model);
     input_error("-e %s is a folder without model.safetensors, its index or checkpoints (a run saves them with -n); "
-                "give llm.c's model_*.bin itself, "
-                "or a folder that transformers' save_pretrained writes",
+                "give llm.c's model_*.bin itself, or a folder that transformers' save_pretrained writes",
                 word);
 }
 
