@@ -412,13 +412,13 @@ static ModelOptions rounding(ModelOptions p) {
 
 static const Tolerance *tolerance_of(ModelOptions p) { return p.round_matmul_inputs ? &tolerances[1] : tolerance; }
 
-static AdamW golden_hyper(int step) {
-    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1};
+static StepHyper golden_hyper(int step) {
+    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1};
     return hyper;
 }
 
 // one AdamW step on the golden batch
-static void golden_step(GPT2 *m, const Golden *g, AdamW hyper) {
+static void golden_step(GPT2 *m, const Golden *g, StepHyper hyper) {
     gradients(m, g->tokens, g->targets);
     gpt2_norm(m);
     gpt2_update(m, &hyper);
@@ -492,7 +492,7 @@ static void check_ten_steps(const Golden *g, const char *name, ModelOptions opti
         double loss = gradients(&m, g->tokens, g->targets), norm = (double)grad_norm(&m);
         assert_close("loss of a step", relative_difference(loss, (double)g->losses[i]), limit->step_loss);
         assert_close("gradient norm of a step", relative_difference(norm, (double)g->grad_norms[i]), limit->step_loss);
-        AdamW hyper = golden_hyper(i + 1);
+        StepHyper hyper = golden_hyper(i + 1);
         gpt2_update(&m, &hyper);
     }
     settle(&m);
@@ -528,7 +528,7 @@ TEST(test_smallest_epsilon) {
     assert_stops(2, "--epsilon", parse_epsilon, zero);
     assert_stops(2, "--epsilon", parse_epsilon, too_small);
     parse_epsilon(smallest);
-    AdamW hyper = golden_hyper(1);
+    StepHyper hyper = golden_hyper(1);
     hyper.epsilon = (real)1e-30;
     GPT2 m;
     golden_model(&m, (const Golden *)*state, training(GOLDEN_B, GOLDEN_T));
@@ -1135,7 +1135,7 @@ static int visit_gaps(GPT2 *m, bool fill) {
 // The shape leaves a gap after every tensor except the flat buffers of parameters.
 static void check_gaps(ModelOptions options) {
     GPT2Config config = {11, 67, 71, 2, 3, 33};
-    AdamW hyper = golden_hyper(1);
+    StepHyper hyper = golden_hyper(1);
     GPT2 m;
     int tokens[21], targets[21];
     float logits[67];
@@ -1608,7 +1608,7 @@ TEST(test_outlier_detectors) {
 static bool updates_with_loss(const Golden *g, real loss) {
     GPT2 m;
     golden_model(&m, g, training(GOLDEN_B, GOLDEN_T));
-    AdamW hyper = golden_hyper(1);
+    StepHyper hyper = golden_hyper(1);
     gradients(&m, g->tokens, g->targets);
     assert_true(isfinite(grad_norm(&m)));
     State before = copy_state(&m);

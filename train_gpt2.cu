@@ -188,7 +188,8 @@ static void open_state(GPT2 *m) {
     m->zero.grads = t->grads;
     m->zero.stored_grads = t->stored_grads.at ? t->stored_grads : t->grads;
     m->zero.reduced_chunks = t->reduced_chunks;
-    update_open(&m->update, &m->zero, &t->optimizer, &t->optimizer_slots, t->slot_grads, t->update_ranges);
+    update_open(&m->update, &m->zero, &m->config, m->groups.tp, &t->optimizer, &t->optimizer_slots, t->slot_grads,
+                t->update_ranges);
 }
 
 static void open_backend(GPT2 *m) {
@@ -691,11 +692,13 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// AdamW, unless loss or norm is not finite
-static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    // norm += 0 * loss: NaN if the loss is not finite, and AdamW skips a step whose norm is NaN
+// AdamW, or Muon and AdamW, unless loss or norm is not finite
+static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
+    // norm += 0 * loss: NaN if the loss is not finite, and the update skips a step whose norm is NaN
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
-    update_params(&m->update, m->norm_squared, hyper);
+    floatX *matrices = scratch_acquire(&m->mlp_scratch, "matrices", m->update.muon.at.end);
+    update_params(&m->update, matrices, m->norm_squared, hyper);
+    scratch_release(&m->mlp_scratch);
     zero_params_changed(&m->zero);
 }
 
@@ -991,7 +994,7 @@ static bool start_step(Run *run) {
     }
     m->device->enqueue_download(m->tensors.read_results + 2 * buffer, m->loss, 2 * sizeof(real), &m->exec);
     m->device->event_record(buffer, &m->exec);
-    AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
+    StepHyper hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
     if (update_waits(run->args)) {
         read_results(run, run->enqueued);

@@ -77,38 +77,30 @@ static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GRO
     }
 }
 
-// M: the storage type of moments, G: of gradients
-template <int WEIGHTS, class M, class G> struct AdamWGroup {
+// a lane's weights: params and their masters or remainders
+template <int WEIGHTS> struct WeightGroup {
     floatX w[ADAMW_GROUP];
     float master[ADAMW_GROUP];
     int16_t remainder[ADAMW_GROUP];
-    M m[ADAMW_GROUP], v[ADAMW_GROUP];
-    G g[ADAMW_GROUP];
 
     // elements [i, i + count) of the flat arrays, zeros after them
-    template <bool WHOLE>
-    __device__ __forceinline__ void load(const OptimizerState &state, const void *grads, size_t i, int count) {
+    template <bool WHOLE> __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count) {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
             load_group<WHOLE>(master, state.master + i, count);
         } else {
             load_group<WHOLE>(w, state.params + i, count);
         }
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { load_group<WHOLE>(remainder, state.remainder + i, count); }
-        load_group<WHOLE>(m, static_cast<const M *>(state.m) + i, count);
-        load_group<WHOLE>(v, static_cast<const M *>(state.v) + i, count);
-        load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
     }
 
     template <bool WHOLE>
     __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count) const {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) { store_group<WHOLE>(state.master + i, master, count); }
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { store_group<WHOLE>(state.remainder + i, remainder, count); }
-        store_group<WHOLE>(static_cast<M *>(state.m) + i, m, count);
-        store_group<WHOLE>(static_cast<M *>(state.v) + i, v, count);
         store_group<WHOLE, true>(state.params + i, w, count);
     }
 
-    __device__ __forceinline__ float weight(int k) const {
+    __device__ __forceinline__ float get(int k) const {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
             return master[k];
         } else if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) {
@@ -118,7 +110,7 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
         }
     }
 
-    __device__ __forceinline__ void set_weight(int k, float weight, uint64_t random_bits) {
+    __device__ __forceinline__ void set(int k, float weight, uint64_t random_bits) {
         if constexpr (WEIGHTS == WEIGHTS_ALONE) {
             w[k] = to_floatX_stochastic(weight, element_rounding_bits(random_bits, k));
         } else {
@@ -126,6 +118,28 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
             master[k] = weight;
             remainder[k] = remainder_of(weight);
         }
+    }
+};
+
+// M: the storage type of moments, G: of gradients
+template <int WEIGHTS, class M, class G> struct AdamWGroup {
+    WeightGroup<WEIGHTS> weights;
+    M m[ADAMW_GROUP], v[ADAMW_GROUP];
+    G g[ADAMW_GROUP];
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(const OptimizerState &state, const void *grads, size_t i, int count) {
+        weights.template load<WHOLE>(state, i, count);
+        load_group<WHOLE>(m, static_cast<const M *>(state.m) + i, count);
+        load_group<WHOLE>(v, static_cast<const M *>(state.v) + i, count);
+        load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
+    }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count) const {
+        store_group<WHOLE>(static_cast<M *>(state.m) + i, m, count);
+        store_group<WHOLE>(static_cast<M *>(state.v) + i, v, count);
+        weights.template store<WHOLE>(state, i, count);
     }
 };
 
@@ -233,7 +247,8 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
             v[k] = stored_float(group.v[k]);
         }
         float g = stored_float(group.g[k]) * grad_scale;
-        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, range.decay, s), weight_bits);
+        float weight = adamw_weight(group.weights.get(k), &m[k], &v[k], g, range.decay, s);
+        group.weights.set(k, weight, weight_bits);
     }
     // round the moments
     if constexpr (CODES) {
@@ -308,7 +323,7 @@ template <class G> static inline auto adamw_kernel_of(int weights, DType moments
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                     const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper,
+                                     const UpdateRange *ranges, int num_ranges, size_t n, const StepHyper *hyper,
                                      Exec *ex) {
     (void)n;
     if (num_ranges == 0) { return; }

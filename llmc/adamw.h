@@ -28,16 +28,16 @@ defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, view_element
 
 // the numbers of a step that all elements share
 typedef struct {
-    real beta1, beta2, epsilon, clip;
+    real beta1, beta2, epsilon, clip, momentum;
     real step_size;     // lr / (1 - beta1^step)
     real second_scale;  // 1 / (1 - beta2^step)
     real keep;          // 1 - lr decay: the factor of weight decay
     uint64_t seed, step;
 } AdamWScales;
 
-static inline AdamWScales adamw_scales(const AdamW *hyper) {
-    AdamWScales s = {hyper->beta1, hyper->beta2,         hyper->epsilon, hyper->clip, 0, 0, 0,
-                     hyper->seed,  (uint64_t)hyper->step};
+static inline AdamWScales adamw_scales(const StepHyper *hyper) {
+    AdamWScales s = {hyper->beta1, hyper->beta2, hyper->epsilon, hyper->clip,          hyper->momentum, 0,
+                     0,            0,            hyper->seed,    (uint64_t)hyper->step};
     s.step_size = (real)(hyper->learning_rate / (1 - pow((double)hyper->beta1, hyper->step)));
     s.second_scale = (real)(1 / (1 - pow((double)hyper->beta2, hyper->step)));
     s.keep = REAL_MATH(fma)(-hyper->learning_rate, hyper->weight_decay, 1);
@@ -67,7 +67,7 @@ static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e
 // ---- the textbook: MOMENT_BLOCK elements at a time, since 8-bit moments share a scale
 
 // the random bits that round w, m or v of element e of a range
-static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, const AdamW *hyper) {
+static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, const StepHyper *hyper) {
     size_t element = view_element(range, range->tensor_offset + e);
     uint64_t group =
         group_rounding_bits(hyper->seed, (uint64_t)hyper->step, (uint64_t)range->tensor, what, element / 4);
@@ -86,40 +86,45 @@ static inline void reference_weight_store(const OptimizerState *state, size_t i,
     if (state->remainder) { state->remainder[i] = remainder_of(w); }
 }
 
-// m, v (n) = moments [i, i + n)
-static inline void reference_moments(real *m, real *v, const OptimizerState *state, size_t i, size_t n) {
+// x (n) = elements [i, i + n) of m or v
+static inline void reference_moment(real *x, const OptimizerState *state, bool is_v, size_t i, size_t n) {
+    const Gradient stored = {is_v ? state->v : state->m, state->moments};
     if (state->moments == DT_U8) {
-        m_decode_block(m, (const uint8_t *)state->m + i, n, state->m_scales[i / MOMENT_BLOCK]);
-        v_decode_block(v, (const uint8_t *)state->v + i, n, state->v_scales[i / MOMENT_BLOCK]);
+        const uint8_t *codes = (const uint8_t *)stored.at + i;
+        if (is_v) {
+            v_decode_block(x, codes, n, state->v_scales[i / MOMENT_BLOCK]);
+        } else {
+            m_decode_block(x, codes, n, state->m_scales[i / MOMENT_BLOCK]);
+        }
         return;
     }
-    const Gradient stored_m = {state->m, state->moments}, stored_v = {state->v, state->moments};
-    for (size_t e = 0; e < n; e++) {
-        m[e] = gradient_value(stored_m, i + e);
-        v[e] = gradient_value(stored_v, i + e);
-    }
+    for (size_t e = 0; e < n; e++) { x[e] = gradient_value(stored, i + e); }
 }
 
-static inline void reference_moments_store(const OptimizerState *state, size_t i, size_t n, const real *m,
-                                           const real *v, const uint16_t *m_bits, const uint16_t *v_bits) {
+// elements [i, i + n) of m or v = x (n)
+static inline void reference_moment_store(const OptimizerState *state, bool is_v, size_t i, size_t n, const real *x,
+                                          const uint16_t *random_bits) {
+    void *stored = is_v ? state->v : state->m;
     if (state->moments == DT_U8) {
-        state->m_scales[i / MOMENT_BLOCK] = m_encode_block((uint8_t *)state->m + i, m, n, m_bits);
-        state->v_scales[i / MOMENT_BLOCK] = v_encode_block((uint8_t *)state->v + i, v, n, v_bits);
+        uint8_t *codes = (uint8_t *)stored + i;
+        if (is_v) {
+            state->v_scales[i / MOMENT_BLOCK] = v_encode_block(codes, x, n, random_bits);
+        } else {
+            state->m_scales[i / MOMENT_BLOCK] = m_encode_block(codes, x, n, random_bits);
+        }
         return;
     }
     for (size_t e = 0; e < n; e++) {
         if (state->moments == DT_BF16) {
-            ((bf16 *)state->m)[i + e] = bf16_round_stochastic((float)m[e], m_bits[e]);
-            ((bf16 *)state->v)[i + e] = bf16_round_stochastic((float)v[e], v_bits[e]);
+            ((bf16 *)stored)[i + e] = bf16_round_stochastic((float)x[e], random_bits[e]);
         } else {
-            ((real *)state->m)[i + e] = m[e];
-            ((real *)state->v)[i + e] = v[e];
+            ((real *)stored)[i + e] = x[e];
         }
     }
 }
 
 // The formula. Each fma is a multiply-add that is rounded once, so that every implementation has these bits.
-static inline real reference_adamw_weight(real w, real *m, real *v, real g, bool decays, const AdamW *h) {
+static inline real reference_adamw_weight(real w, real *m, real *v, real g, bool decays, const StepHyper *h) {
     real step_size = (real)(h->learning_rate / (1 - pow((double)h->beta1, h->step)));
     real second_scale = (real)(1 / (1 - pow((double)h->beta2, h->step)));
     real keep = decays ? REAL_MATH(fma)(-h->learning_rate, h->weight_decay, 1) : 1;
@@ -130,11 +135,12 @@ static inline real reference_adamw_weight(real w, real *m, real *v, real g, bool
 
 // elements [start, start + n) of a range, a block of moments
 static inline void reference_adamw_block(const OptimizerState *state, Gradient grads, const UpdateRange *range,
-                                         size_t start, size_t n, real grad_scale, const AdamW *hyper) {
+                                         size_t start, size_t n, real grad_scale, const StepHyper *hyper) {
     real m[MOMENT_BLOCK], v[MOMENT_BLOCK];
     uint16_t m_bits[MOMENT_BLOCK], v_bits[MOMENT_BLOCK];
     size_t i = range->offset + start;
-    reference_moments(m, v, state, i, n);
+    reference_moment(m, state, false, i, n);
+    reference_moment(v, state, true, i, n);
     for (size_t e = 0; e < n; e++) {
         real g = gradient_value(grads, i + e) * grad_scale, w = reference_weight(state, i + e);
         w = reference_adamw_weight(w, &m[e], &v[e], g, range->decay, hyper);
@@ -142,12 +148,13 @@ static inline void reference_adamw_block(const OptimizerState *state, Gradient g
         m_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_M, hyper);
         v_bits[e] = (uint16_t)reference_rounding_bits(range, start + e, ROUND_V, hyper);
     }
-    reference_moments_store(state, i, n, m, v, m_bits, v_bits);
+    reference_moment_store(state, false, i, n, m, m_bits);
+    reference_moment_store(state, true, i, n, v, v_bits);
 }
 
 static inline void reference_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                           const UpdateRange *ranges, int num_ranges, size_t elements,
-                                          const AdamW *hyper, Exec *ex) {
+                                          const StepHyper *hyper, Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);

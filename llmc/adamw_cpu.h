@@ -34,14 +34,20 @@ static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_
 // the end of the block of moments that begins at element `block` of a tile of n elements
 static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
 
-// m, v (n) from 8 bits
-static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
-    const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
+// Elements [i, i + n) of m or v as real: a pointer into the moment if it is real, else `buffer`.
+static inline real *tile_of_moment(const OptimizerState *state, bool is_v, size_t i, size_t n, real *buffer) {
+    void *stored = is_v ? state->v : state->m;
+    if (state->moments != DT_U8) { return tile_of(stored, state->moments, i, n, buffer); }
+    const uint8_t *codes = (const uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        m_decode_block(m + block, m_codes + block, count, state->m_scales[scale]);
-        v_decode_block(v + block, v_codes + block, count, state->v_scales[scale]);
+        if (is_v) {
+            v_decode_block(buffer + block, codes + block, count, state->v_scales[scale]);
+        } else {
+            m_decode_block(buffer + block, codes + block, count, state->m_scales[scale]);
+        }
     }
+    return buffer;
 }
 
 // ---- stores, with stochastic rounding
@@ -95,29 +101,25 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
     }
 }
 
-// m, v (n) to 8 bits
-static inline void tile_encode(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
-                               const uint16_t *m_bits, const uint16_t *v_bits) {
-    uint8_t *m_codes = (uint8_t *)state->m + i, *v_codes = (uint8_t *)state->v + i;
+// Elements [i, i + n) of m or v, from x (n) to their storage type; a real moment was updated in place.
+static inline void tile_store_moment(const OptimizerState *state, bool is_v, size_t i, size_t n, const real *x,
+                                     const UpdateRange *range, AdamWScales s) {
+    uint16_t random_bits[ADAMW_TILE];
+    void *stored = is_v ? state->v : state->m;
+    if (state->moments == DT_REAL) { return; }
+    tile_random_bits(random_bits, is_v ? ROUND_V : ROUND_M, i, n, range, s);
+    if (state->moments == DT_BF16) {
+        tile_round((bf16 *)stored + i, x, random_bits, n);
+        return;
+    }
+    uint8_t *codes = (uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        state->m_scales[scale] = m_encode_block(m_codes + block, m + block, count, m_bits + block);
-        state->v_scales[scale] = v_encode_block(v_codes + block, v + block, count, v_bits + block);
-    }
-}
-
-// m, v (n) to their storage type; real moments were updated in place
-static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
-                                      const UpdateRange *range, AdamWScales s) {
-    uint16_t m_bits[ADAMW_TILE], v_bits[ADAMW_TILE];
-    if (state->moments == DT_REAL) { return; }
-    tile_random_bits(m_bits, ROUND_M, i, n, range, s);
-    tile_random_bits(v_bits, ROUND_V, i, n, range, s);
-    if (state->moments == DT_U8) {
-        tile_encode(state, i, n, m, v, m_bits, v_bits);
-    } else {
-        tile_round((bf16 *)state->m + i, m, m_bits, n);
-        tile_round((bf16 *)state->v + i, v, v_bits, n);
+        if (is_v) {
+            state->v_scales[scale] = v_encode_block(codes + block, x + block, count, random_bits + block);
+        } else {
+            state->m_scales[scale] = m_encode_block(codes + block, x + block, count, random_bits + block);
+        }
     }
 }
 
@@ -125,23 +127,19 @@ static inline void tile_store_moments(const OptimizerState *state, size_t i, siz
 static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, const UpdateRange *range,
                               real grad_scale, AdamWScales s) {
     real w_buffer[ADAMW_TILE], m_buffer[ADAMW_TILE], v_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE];
-    real *w = tile_of_weights(state, i, n, w_buffer), *m = m_buffer, *v = v_buffer;
+    real *w = tile_of_weights(state, i, n, w_buffer);
+    real *m = tile_of_moment(state, false, i, n, m_buffer), *v = tile_of_moment(state, true, i, n, v_buffer);
     const real *g = tile_of(grads.at, grads.dtype, i, n, g_buffer);
     bool decay = range->decay;
-    if (state->moments == DT_U8) {
-        tile_decode(state, i, n, m, v);
-    } else {
-        m = tile_of(state->m, state->moments, i, n, m);
-        v = tile_of(state->v, state->moments, i, n, v);
-    }
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * grad_scale, decay, s); }
     tile_store_weights(state, i, n, w, range, s);
-    tile_store_moments(state, i, n, m, v, range, s);
+    tile_store_moment(state, false, i, n, m, range, s);
+    tile_store_moment(state, true, i, n, v, range, s);
 }
 
 static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                    const UpdateRange *ranges, int num_ranges, size_t elements, const AdamW *hyper,
+                                    const UpdateRange *ranges, int num_ranges, size_t elements, const StepHyper *hyper,
                                     Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }

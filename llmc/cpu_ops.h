@@ -12,6 +12,7 @@ defines: cpu_ops, reference_ops
 #include "llmc/gradient_cpu.h"     // IWYU pragma: export
 #include "llmc/layernorm_cpu.h"    // IWYU pragma: export
 #include "llmc/matmul_cpu.h"       // IWYU pragma: export
+#include "llmc/muon_cpu.h"         // IWYU pragma: export
 #include "llmc/ops.h"
 #include "llmc/residual_cpu.h"  // IWYU pragma: export
 

@@ -12,6 +12,7 @@ defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 #include "llmc/gradient.cuh"     // IWYU pragma: export
 #include "llmc/layernorm.cuh"    // IWYU pragma: export
 #include "llmc/matmul.cuh"       // IWYU pragma: export
+#include "llmc/muon.cuh"         // IWYU pragma: export
 #include "llmc/ops.h"
 #include "llmc/residual.cuh"  // IWYU pragma: export
 

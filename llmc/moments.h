@@ -2,7 +2,7 @@
 AdamW's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
   m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
   v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
-defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
+defines: NEAREST_BITS, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
          m_encode_block, v_encode_block, m_decode_block, v_decode_block
 
 Numbers     With M bits of mantissa a code is the upper part of an fp32 number with another exponent bias. Below 1
@@ -24,8 +24,6 @@ Extremes    A block of zeros has scale 0. Other scales are at least 2^-126, so t
 #include "llmc/ops.h"  // IWYU pragma: export
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
-
-static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
 
 // The number of a code. With the code's bits at fp32's exponent and mantissa, the first 2^mantissa codes give 0.5 to 1
 // instead of 0 to 1: hence 2x - 1. 2x is exact, so an fma gives the same bits.

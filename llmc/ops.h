@@ -1,7 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK,
-         CLASSIFIER_LEAST, OPS, Ops
+defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, StepHyper, OptimizerState, MOMENT_BLOCK,
+         moment_blocks, NEWTON_SCHULZ_STEPS, newton_schulz_flops, newton_schulz_scratch, CLASSIFIER_LEAST, OPS, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -46,7 +46,7 @@ static inline Gradient gradient_at(Gradient g, size_t offset) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale of 8-bit moments
 
-// A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat buffers, which are elements
+// A range of one tensor to update: elements [offset, offset + count) of the flat buffers, which are elements
 // [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
 // A slice is a strided view of the whole tensor: rows of view_cols elements. In the whole tensor the first row begins
 // at element view_offset, and rows are view_stride elements apart.
@@ -57,15 +57,17 @@ typedef struct {
     uint32_t view_offset, view_cols, view_stride;  // view_cols is 0 if the slice is the whole tensor
 } UpdateRange;
 
-// one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1
+// the numbers of one step of AdamW and Muon; step counts from 1
 typedef struct {
     real learning_rate, beta1, beta2, epsilon, weight_decay;
     real clip;  // largest global norm of the gradients, which are scaled down to it; 0 disables clipping
     int step;
     uint64_t seed;  // of stochastic rounding
-} AdamW;
+    real momentum;  // of Muon
+} StepHyper;
 
-// AdamW's state: flat buffers with the same elements in the same order, aligned to 16 bytes
+// The optimizer's state: flat buffers with the same elements in the same order, aligned to 16 bytes. Elements that Muon
+// updates have no v (layout.h).
 typedef struct {
     floatX *params;
     real *master;                // params before rounding, half up; or
@@ -74,6 +76,23 @@ typedef struct {
     DType moments;               // DT_REAL, DT_BF16, or DT_U8: codes (moments.h)
     float *m_scales, *v_scales;  // DT_U8: element i has scale i / MOMENT_BLOCK; otherwise NULL
 } OptimizerState;
+
+static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
+
+// Muon orthogonalises a matrix in NEWTON_SCHULZ_STEPS steps of three matmuls: with m the smaller of rows and cols, an
+// (m,m) product over the larger, an (m,m) product over m, and a (rows,cols) product over m.
+enum { NEWTON_SCHULZ_STEPS = 5, NEWTON_SCHULZ_NORM = 8 };
+
+static inline double newton_schulz_flops(int rows, int cols) {
+    double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
+    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m * m * m);
+}
+
+// elements of scratch: the norm, in NEWTON_SCHULZ_NORM of them; a (rows,cols) and two (m,m)
+static inline size_t newton_schulz_scratch(int rows, int cols) {
+    size_t m = (size_t)(rows < cols ? rows : cols);
+    return NEWTON_SCHULZ_NORM + (size_t)rows * (size_t)cols + 2 * m * m;
+}
 
 // ---- the list: OP(name, (parameters), (arguments), FLOPs, operands of a call)
 // FLOPs: of matmuls, two a multiply-add. Operands: the arrays of a call as matrices (name, rows, cols), for op_call.h.
@@ -262,7 +281,7 @@ OP(global_norm_squared,                                                         
    ranges, on the device and sorted by offset, are the elements to update, n with the padding between them */          \
 OP(adamw_update,                                                                                                       \
    (const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *ranges, int num_ranges,  \
-    size_t n, const AdamW *hyper, Exec *ex),                                                                           \
+    size_t n, const StepHyper *hyper, Exec *ex),                                                                           \
    (state, grads, norm_squared, ranges, num_ranges, n, hyper, ex),                                                     \
    0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
    make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
@@ -271,7 +290,36 @@ OP(adamw_update,                                                                
    make_operand("v", state->v, state->moments, READ | WRITTEN, n, 1),                                                  \
    make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
    make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
-   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))
+   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
+                                                                                                                       \
+/* Muon's first part, on a range of a matrix: m = momentum m + g;  update (range->count) = g + momentum m, where g are  \
+   the gradients scaled as above. m is rounded as above. range is on the host */                                        \
+OP(muon_momentum,                                                                                                      \
+   (floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *range,   \
+    const StepHyper *hyper, Exec *ex),                                                                                 \
+   (update, state, grads, norm_squared, range, hyper, ex),                                                             \
+   0, OUT(update, range->count, 1), make_operand("m", state->m, state->moments, READ | WRITTEN, range->count, 1),      \
+   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, moment_blocks(range->count), 1),                  \
+   GRAD_IN(grads, range->count, 1), IN(norm_squared, 1, 1))                                                            \
+                                                                                                                       \
+/* Muon's second part, on a whole matrix: x (rows,cols), in place, is orthogonalised: its singular values become about  \
+   1.  scratch (newton_schulz_scratch(rows,cols)) */                                                                   \
+OP(muon_newton_schulz,                                                                                                      \
+   (floatX *x, floatX *scratch, int rows, int cols, Exec *ex),                                                         \
+   (x, scratch, rows, cols, ex),                                                                                       \
+   newton_schulz_flops(rows, cols), INOUT(x, rows, cols),                                                              \
+   make_operand("scratch", scratch, DT_FLOATX, 0, newton_schulz_scratch(rows, cols), 1))                               \
+                                                                                                                       \
+/* Muon's third part: params and their masters or remainders, w = w (1 - lr decay) - lr scale update (range->count).    \
+   They are rounded as AdamW's. If the norm of the gradients is not finite, nothing changes */                          \
+OP(muon_weights,                                                                                                       \
+   (const OptimizerState *state, const floatX *update, const real *norm_squared, const UpdateRange *range, real scale, \
+    const StepHyper *hyper, Exec *ex),                                                                                 \
+   (state, update, norm_squared, range, scale, hyper, ex),                                                             \
+   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, range->count, 1),     \
+   make_operand("master", state->master, DT_REAL, READ | WRITTEN, range->count, 1),                                    \
+   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, range->count, 1),                               \
+   IN(update, range->count, 1), IN(norm_squared, 1, 1))
 // clang-format on
 
 // every operation of one backend

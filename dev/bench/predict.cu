@@ -288,7 +288,7 @@ static void record_micro_steps(Recorder *r) {
 
 static void record_update(Recorder *r) {
     GPT2 *m = &r->model;
-    static const AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
+    static const StepHyper hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
     r->times[FIRST_STEP] = r->times[UPDATE] = 1;
     r->times[LATER_STEP] = m->options.micro_steps - 1;
     record_micro_steps(r);

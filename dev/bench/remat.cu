@@ -39,7 +39,7 @@ static double median(double *x, int n) {
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
 }
 
-static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
+static void one_update(GPT2 *m, const int *tokens, const StepHyper *hyper) {
     real results[2];
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
@@ -65,7 +65,7 @@ static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *l
     gpt2_build(&m, *c, model_options(&args, c, backend), groups);
     gpt2_init(&m, 1);
     *mib = mebibytes(plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH));
-    AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
+    StepHyper hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
     int runs = 0;
     double start = 0;
     for (int i = -WARM_UP; runs < MOST_RUNS && (i <= 0 || now_seconds() - start < ROUND_SECONDS); i++) {

@@ -13,7 +13,7 @@ defines: LateKind, late_comm, late_finish, late_close
 
 typedef enum { LATE_RESULTS, LATE_CALLS } LateKind;
 
-typedef enum { LATE_ALL_REDUCE, LATE_REDUCE_SCATTER, LATE_ALL_GATHER, LATE_BROADCAST } LateOperation;
+typedef enum { LATE_ALL_REDUCE, LATE_REDUCE_SCATTER, LATE_ALL_GATHER, LATE_BROADCAST, LATE_EXCHANGE } LateOperation;
 
 // a collective before its comm_wait
 typedef struct {

@@ -87,7 +87,7 @@ static void assert_same_element(const OptimizerState *a, size_t i, const Optimiz
     assert_true(m_of(a, i) == m_of(b, k) && v_of(a, i) == v_of(b, k));
 }
 
-static void step_of_norm(Model *m, AdamW hyper, real norm_squared) {
+static void step_of_norm(Model *m, StepHyper hyper, real norm_squared) {
     Exec ex;
     Gradient grads = {m->grads, DT_REAL};
     memset(&ex, 0, sizeof ex);
@@ -95,10 +95,10 @@ static void step_of_norm(Model *m, AdamW hyper, real norm_squared) {
 }
 
 // one step with the model's gradients, without clipping
-static void step(Model *m, AdamW hyper) { step_of_norm(m, hyper, 1); }
+static void step(Model *m, StepHyper hyper) { step_of_norm(m, hyper, 1); }
 
-static AdamW usual_hyper(int step_number) {
-    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 0, step_number, 42};
+static StepHyper usual_hyper(int step_number) {
+    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 0, step_number, 42};
     return hyper;
 }
 
@@ -118,7 +118,7 @@ static void step_of_range(Model *m, size_t begin, size_t end, int step_number) {
     Exec ex;
     Gradient grads = {m->grads + begin, DT_REAL};
     UpdateRange range = {0, end - begin, begin, m->ranges[0].decay, m->ranges[0].tensor, 0, 0, 0};
-    AdamW hyper = usual_hyper(step_number);
+    StepHyper hyper = usual_hyper(step_number);
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
     cpu_adamw_update(&part, grads, &norm_squared, &range, 1, end - begin, &hyper, &ex);
@@ -424,7 +424,7 @@ static const size_t large_counts[NUM_TENSORS] = {4096, 3000, 100};
 
 static void check_decay(DType moments, double limit) {
     Model m = model_make(ALONE, moments, large_counts), exact = model_make(ALONE, DT_REAL, large_counts);
-    AdamW first = usual_hyper(1);
+    StepHyper first = usual_hyper(1);
     Model *both[] = {&m, &exact};
     for (int k = 0; k < 2; k++) {  // a first step sets v to values between 1 and 4
         for (size_t i = 0; i < m.n; i++) { both[k]->grads[i] = (real)(1 + rng_uniform(5, 5, i)); }
@@ -434,7 +434,7 @@ static void check_decay(DType moments, double limit) {
     }
     double sum = 0, wanted = 0;
     for (int i = 2; i <= 1001; i++) {
-        AdamW hyper = usual_hyper(i);
+        StepHyper hyper = usual_hyper(i);
         hyper.beta2 = (real)0.999;
         step(&m, hyper);
         step(&exact, hyper);
@@ -464,7 +464,7 @@ static double level_of_v(DType moments, double beta2, int steps) {
     double sum = 0, count = 0;
     for (uint64_t i = 0; i < NORMALS; i++) { normals[i] = (real)rng_normal(3, 3, i); }
     for (int i = 1; i <= steps; i++) {
-        AdamW hyper = usual_hyper(i);
+        StepHyper hyper = usual_hyper(i);
         hyper.beta2 = (real)beta2;
         for (size_t k = 0; k < m.n; k++) { m.grads[k] = normals[rng_bits(4, (uint64_t)i, k) % NORMALS]; }
         step(&m, hyper);
@@ -513,7 +513,7 @@ static real fill_value(Fill fill, size_t i, uint64_t seed) {
 
 // One step with beta1 = beta2 = 0: m is the gradient and v its square, stored as codes.
 static void store_codes(Model *m, Fill fill, uint64_t seed) {
-    AdamW hyper = usual_hyper((int)seed);
+    StepHyper hyper = usual_hyper((int)seed);
     hyper.beta1 = hyper.beta2 = 0;
     for (size_t i = 0; i < m->n; i++) { m->grads[i] = fill_value(fill, i, seed); }
     step(m, hyper);
@@ -637,7 +637,7 @@ static double train(const Regression *r, DType moments, uint64_t seed) {
     Model m = model_make(MASTER, moments, counts);
     for (int i = 1; i <= 500; i++) {
         int begin = i * BATCH % SAMPLES;
-        AdamW hyper = usual_hyper(i);
+        StepHyper hyper = usual_hyper(i);
         hyper.learning_rate = (real)(0.05 * (1 - i / 501.0));
         hyper.beta2 = (real)0.999;
         hyper.weight_decay = 0;

@@ -155,7 +155,7 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
 }
 
 static void change_params(GPT2 *m, int step) {
-    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
+    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
     gpt2_update(m, &hyper);
 }
 
@@ -584,7 +584,7 @@ static void counted_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbi
 }
 
 static void counted_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                 const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
+                                 const UpdateRange *ranges, int num_ranges, size_t n, const StepHyper *hyper, Exec *ex) {
     late_copies()->work++;
     cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
 }

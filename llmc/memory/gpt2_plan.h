@@ -73,7 +73,7 @@ typedef struct {
     Gradient stored_grads;                // from -z 2 on this rank's shard. In host memory from --offload 2 on
     Gradient reduced_chunks;              // -z 2 and 3 with --offload 2: buffers of this rank's chunks of buckets
     void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
-    UpdateRange *update_ranges;           // (num_update_ranges)
+    UpdateRange *update_ranges;           // (max_update_ranges)
     floatX *decode_keys, *decode_values;  // (L,decode_positions,A)
     floatX *block_inputs;                 // --offload 4: (inputs,R/t,C) in host memory
     // ---- saved
@@ -81,7 +81,7 @@ typedef struct {
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
     // ---- scratch
     // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,d_ff),
-    // which dfch overwrites. At -r 0, dfch overwrites the saved fch_gelu.
+    // which dfch overwrites; Muon's matrices (muon_scratch). At -r 0, dfch overwrites the saved fch_gelu.
     floatX *mlp_scratch;
     floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
     floatX *hidden_scratch;     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
@@ -147,16 +147,17 @@ static inline void plan_array(Plan *plan, bool slots, size_t member, const char 
 #define PLAN_ARRAY(slots, member, ...)                                                                                 \
     plan_array(plan, slots, offsetof(OptimizerState, member), (slots) ? "slot_" #member : #member, __VA_ARGS__)
 
-// masters and moments
-static inline void plan_optimizer(Plan *plan, bool slots, size_t count, const ModelOptions *o, Lifetime lifetime) {
+// masters and moments: count elements, of which `second` have a second moment
+static inline void plan_optimizer(Plan *plan, bool slots, size_t count, size_t second, const ModelOptions *o,
+                                  Lifetime lifetime) {
     bool rounded = DT_FLOATX == DT_BF16;
     if (rounded && o->master == MASTER_FP32) { PLAN_ARRAY(slots, master, lifetime, DT_REAL, count); }
     if (rounded && o->master == MASTER_SPLIT) { PLAN_ARRAY(slots, remainder, lifetime, DT_I16, count); }
     PLAN_ARRAY(slots, m, lifetime, o->moments, count);
-    PLAN_ARRAY(slots, v, lifetime, o->moments, count);
+    PLAN_ARRAY(slots, v, lifetime, o->moments, second);
     if (o->moments == DT_U8) {
         PLAN_ARRAY(slots, m_scales, lifetime, DT_F32, moment_blocks(count));
-        PLAN_ARRAY(slots, v_scales, lifetime, DT_F32, moment_blocks(count));
+        PLAN_ARRAY(slots, v_scales, lifetime, DT_F32, moment_blocks(second));
     }
 }
 
@@ -165,7 +166,7 @@ static inline void plan_slots(Plan *plan, const ParamLayout *layout, const Model
     size_t n = update_bucket_elements(layout);
     if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(true, params, SCRATCH, DT_FLOATX, n); }
     if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
-    plan_optimizer(plan, true, n, o, SCRATCH);
+    plan_optimizer(plan, true, n, n, o, SCRATCH);
 }
 
 static inline void plan_gradients(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
@@ -189,8 +190,9 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);
-        plan_optimizer(plan, false, s->stage < 1 ? total : shard, o, s->offload > 0 ? HOST : STATE);
-        PLAN_ADD(update_ranges, STATE, DT_U8, num_update_ranges(&layout), sizeof(UpdateRange));
+        plan_optimizer(plan, false, s->stage < 1 ? total : shard,
+                       second_moments_before(&layout, num_buckets(&layout)), o, s->offload > 0 ? HOST : STATE);
+        PLAN_ADD(update_ranges, STATE, DT_U8, max_update_ranges(&layout), sizeof(UpdateRange));
         if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }
     if (o->decode_positions > 0) {
@@ -235,7 +237,9 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attn_dim;
     bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
     size_t widest = larger(qkv, gelu_is_saved ? 0 : d_ff);
-    PLAN_ADD(mlp_scratch, SCRATCH, DT_FLOATX, larger(logits, N * widest));
+    ParamLayout layout = param_layout_sharded(c, o->sharding);
+    size_t matrices = o->training ? muon_scratch(&layout).end : 0;
+    PLAN_ADD(mlp_scratch, SCRATCH, DT_FLOATX, larger(matrices, larger(logits, N * widest)));
     PLAN_ADD(norm_scratch, SCRATCH, DT_FLOATX, all_rows, C);
     if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, chunk, C); }
     if (o->training || t > 1) { PLAN_ADD(hidden_scratch, SCRATCH, DT_FLOATX, all_rows, C); }

@@ -1,15 +1,18 @@
 /*
-AdamW's update, bucket by bucket (update_buckets.h). With --offload, the state of a bucket that is in host memory passes
+The update, bucket by bucket (update_buckets.h). With --offload, the state of a bucket that is in host memory passes
 through one of two slots on the device, a double buffer.
   bucket i - 1   is downloaded to host memory while bucket i is uploaded
-  bucket i       is uploaded one bucket ahead, before adamw_update reads and writes its slot
+  bucket i       is uploaded one bucket ahead, before an operation reads and writes its slot
 Each slot has a copy stream: bucket i + 2 is uploaded after bucket i was downloaded. With --offload 1 a bucket has
-moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
+moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters. Muon's
+momentum needs moments and gradients, and its weights the others.
 defines: Update, update_open, update_close, update_params
 */
 #pragma once
-#include "llmc/shapes/update_buckets.h"
+#include "llmc/muon.h"
+#include "llmc/parallel/orthogonalise.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/shapes/update_buckets.h"
 
 typedef struct {
     const Zero *zero;
@@ -17,17 +20,17 @@ typedef struct {
     OptimizerState slots;       // --offload: two slots on the device for each array that is in host memory; else NULL
     Gradient grad_slots;        // --offload 2: two slots
     size_t slot_elements;       // of one slot
-    const UpdateRange *ranges;  // on the device
-    UpdateBucket *buckets;
-    int num_buckets;
+    const UpdateRange *ranges;  // of the list, on the device
+    UpdateList list;
+    Muon muon;
     CopyWork copies[2];  // --offload: the latest copy of each slot
 } Update;
 
-// Cuts the update into buckets and uploads their ranges to `ranges`, (num_update_ranges) on the device; NULL: the model
-// does not train. slots, grad_slots: as in Update. Free with update_close.
-static inline void update_open(Update *u, const Zero *zero, const OptimizerState *stored, const OptimizerState *slots,
-                               Gradient grad_slots, UpdateRange *ranges) {
-    const ParamLayout *layout = &zero->layout;
+// Lists the buckets and uploads their ranges to `ranges`, (max_update_ranges) on the device; NULL: the model does not
+// train. slots, grad_slots: as in Update. Free with update_close.
+static inline void update_open(Update *u, const Zero *zero, const GPT2Config *config, Comm *tp,
+                               const OptimizerState *stored, const OptimizerState *slots, Gradient grad_slots,
+                               UpdateRange *ranges) {
     memset(u, 0, sizeof *u);
     u->zero = zero;
     u->stored = *stored;
@@ -35,51 +38,48 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
     u->grad_slots = grad_slots;
     u->ranges = ranges;
     if (!ranges) { return; }
-    UpdateRange *all = (UpdateRange *)xmalloc(num_update_ranges(layout) * sizeof *all);
-    u->buckets = (UpdateBucket *)xmalloc((size_t)update_buckets(NULL, layout) * sizeof *u->buckets);
-    u->num_buckets = update_buckets(u->buckets, layout);
-    u->slot_elements = update_bucket_elements(layout);
-    int count = set_update_ranges(all, u->buckets, layout);
-    zero->device->upload(ranges, all, (size_t)count * sizeof *all);
-    free(all);
+    u->list = update_list(&zero->layout);
+    u->slot_elements = update_bucket_elements(&zero->layout);
+    u->muon = muon_open(zero, config, tp);
+    zero->device->upload(ranges, u->list.ranges, (size_t)u->list.num_ranges * sizeof *ranges);
 }
 
-static inline void update_close(Update *u) { free(u->buckets); }
+static inline void update_close(Update *u) { update_list_free(&u->list); }
 
 static inline void *elements_at(const void *array, size_t offset, DType dtype) {
     return array ? (char *)array + offset * dtype_size(dtype) : NULL;
 }
 
-// the state from element `offset` on; `params` may be at another offset
-static inline OptimizerState optimizer_at(const OptimizerState *o, floatX *params, size_t offset) {
+// the state from element `offset` on; params and second moments may be at another offset
+static inline OptimizerState optimizer_at(const OptimizerState *o, floatX *params, size_t offset, size_t v) {
     OptimizerState at = {
         .params = params,
         .master = (real *)elements_at(o->master, offset, DT_REAL),
         .remainder = (int16_t *)elements_at(o->remainder, offset, DT_I16),
         .m = elements_at(o->m, offset, o->moments),
-        .v = elements_at(o->v, offset, o->moments),
+        .v = elements_at(o->v, v, o->moments),
         .moments = o->moments,
         .m_scales = (float *)elements_at(o->m_scales, offset / MOMENT_BLOCK, DT_F32),
-        .v_scales = (float *)elements_at(o->v_scales, offset / MOMENT_BLOCK, DT_F32),
+        .v_scales = (float *)elements_at(o->v_scales, v / MOMENT_BLOCK, DT_F32),
     };
     return at;
 }
 
-// AdamW's state of bucket i where this rank stores it; in_slot: where adamw_update finds it, with the arrays in host
-// memory replaced by their slot
+// The state of bucket i where this rank stores it; in_slot: where operations find it, with the arrays in host memory
+// replaced by their slot
 static inline OptimizerState bucket_state(const Update *u, int i, bool in_slot) {
-    const UpdateBucket *b = &u->buckets[i];
+    const UpdateBucket *b = &u->list.buckets[i];
     const ParamLayout *layout = &u->zero->layout;
     floatX *params = zero_stored_params(u->zero, b->param_bucket) + b->offset;
     size_t shard = layout->sharding.stage == 0 ? 0 : param_bucket(layout, b->param_bucket).shard_offset;
-    if (!in_slot || !layout->sharding.offload) { return optimizer_at(&u->stored, params, shard + b->offset); }
+    if (!in_slot || !layout->sharding.offload) { return optimizer_at(&u->stored, params, shard + b->offset, b->v); }
     size_t slot = (size_t)(i % 2) * u->slot_elements;
-    return optimizer_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot);
+    return optimizer_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot, slot);
 }
 
-// the gradients of bucket i where this rank stores them; in_slot: where adamw_update finds them
+// the gradients of bucket i where this rank stores them; in_slot: where operations find them
 static inline Gradient bucket_grads(const Update *u, int i, bool in_slot) {
-    const UpdateBucket *b = &u->buckets[i];
+    const UpdateBucket *b = &u->list.buckets[i];
     return in_slot && u->grad_slots.at ? gradient_at(u->grad_slots, (size_t)(i % 2) * u->slot_elements)
                                        : gradient_at(zero_stored_grads(u->zero, b->param_bucket), b->offset);
 }
@@ -93,36 +93,69 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
 }
 
+// Begins to copy what the operation of bucket i reads from host memory, or what it has written.
 static inline void copy_bucket(Update *u, int i, bool upload) {
     OptimizerState stored = bucket_state(u, i, false), slot = bucket_state(u, i, true);
     Gradient grads = bucket_grads(u, i, false);
-    size_t n = u->buckets[i].count, moments = n * dtype_size(stored.moments), scales = n / MOMENT_BLOCK * sizeof(float);
-    copy_array(u, i, stored.params, slot.params, n * sizeof *stored.params, upload);
-    copy_array(u, i, stored.master, slot.master, n * sizeof *stored.master, upload);
-    copy_array(u, i, stored.remainder, slot.remainder, n * sizeof *stored.remainder, upload);
-    copy_array(u, i, stored.m, slot.m, moments, upload);
-    copy_array(u, i, stored.v, slot.v, moments, upload);
-    copy_array(u, i, stored.m_scales, slot.m_scales, scales, upload);
-    copy_array(u, i, stored.v_scales, slot.v_scales, scales, upload);
-    if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, n * dtype_size(grads.dtype), true); }
+    UpdateKind kind = u->list.buckets[i].kind;
+    size_t n = u->list.buckets[i].count, moments = n * dtype_size(stored.moments),
+           scales = moment_blocks(n) * sizeof(float);
+    if (kind == UPDATE_ADAMW || kind == UPDATE_WEIGHTS) {
+        copy_array(u, i, stored.params, slot.params, n * sizeof *stored.params, upload);
+        copy_array(u, i, stored.master, slot.master, n * sizeof *stored.master, upload);
+        copy_array(u, i, stored.remainder, slot.remainder, n * sizeof *stored.remainder, upload);
+    }
+    if (kind == UPDATE_ADAMW || kind == UPDATE_MOMENTUM) {
+        copy_array(u, i, stored.m, slot.m, moments, upload);
+        copy_array(u, i, stored.m_scales, slot.m_scales, scales, upload);
+        if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, n * dtype_size(grads.dtype), true); }
+    }
+    if (kind == UPDATE_ADAMW) {
+        copy_array(u, i, stored.v, slot.v, moments, upload);
+        copy_array(u, i, stored.v_scales, slot.v_scales, scales, upload);
+    }
 }
 
-// AdamW on every bucket, in order. Work enqueued from now on may read the stored state.
-static inline void update_params(Update *u, const real *norm_squared, const AdamW *hyper) {
+static inline void update_bucket(Update *u, int i, const real *norm_squared, const StepHyper *hyper) {
+    const Zero *z = u->zero;
+    const UpdateBucket *b = &u->list.buckets[i];
+    const UpdateRange *range = &u->list.ranges[b->first_range];
+    OptimizerState state = bucket_state(u, i, true);
+    Gradient grads = bucket_grads(u, i, true);
+    floatX *update = muon_part(&u->muon, b->matrix) + b->in_range;
+    switch (b->kind) {
+    case UPDATE_ADAMW:
+        z->ops->adamw_update(&state, grads, norm_squared, u->ranges + b->first_range, b->num_ranges, b->count, hyper,
+                             z->ex);
+        break;
+    case UPDATE_MOMENTUM:
+        z->ops->muon_momentum(update, &state, grads, norm_squared, range, hyper, z->ex);
+        break;
+    case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->matrix); break;
+    case UPDATE_WEIGHTS: {
+        ParamId id = muon_matrix(&z->layout, b->matrix).id;
+        size_t rows = (size_t)muon_rows(&z->layout, id), cols = (size_t)muon_cols(&z->layout, id);
+        if (b->in_range == 0) { muon_receive(&u->muon, b->matrix); }
+        z->ops->muon_weights(&state, update, norm_squared, range, muon_scale(rows, cols), hyper, z->ex);
+    }
+    }
+}
+
+// Every bucket in order. scratch (muon_scratch(..).end): Muon's matrices. Work enqueued from now on may read the
+// stored state.
+static inline void update_params(Update *u, floatX *scratch, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;
     bool offload = z->layout.sharding.offload > 0;
+    u->muon.scratch = scratch;
     if (offload) { copy_bucket(u, 0, true); }
-    for (int i = 0; i < u->num_buckets; i++) {
-        const UpdateBucket *b = &u->buckets[i];
-        if (offload && i + 1 < u->num_buckets) { copy_bucket(u, i + 1, true); }
-        u->zero->device->copy_wait(u->copies[i % 2], z->ex);
-        OptimizerState state = bucket_state(u, i, true);
-        z->ops->adamw_update(&state, bucket_grads(u, i, true), norm_squared, u->ranges + b->first_range, b->num_ranges,
-                             b->count, hyper, z->ex);
+    for (int i = 0; i < u->list.num_buckets; i++) {
+        if (offload && i + 1 < u->list.num_buckets) { copy_bucket(u, i + 1, true); }
+        z->device->copy_wait(u->copies[i % 2], z->ex);
+        update_bucket(u, i, norm_squared, hyper);
         if (offload) { copy_bucket(u, i, false); }
     }
     for (int slot = 0; slot < 2; slot++) {
-        u->zero->device->copy_wait(u->copies[slot], z->ex);
+        z->device->copy_wait(u->copies[slot], z->ex);
         u->copies[slot] = 0;
     }
 }

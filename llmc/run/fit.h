@@ -46,6 +46,7 @@ static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, i
         .tp_size = t,
         .tp_rank = rank % t,
         .offload = is_gpu(backend) ? a->offload : 0,
+        .optimizer = (OptimizerKind)a->optimizer,
     };
     return s;
 }

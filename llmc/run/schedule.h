@@ -18,7 +18,7 @@ Sources: cosine, Loshchilov and Hutter 2017; warmup-stable-decay and its 1 - sqr
 
 Skipped updates: if the loss or the gradient norm is not finite, or is an outlier (-sl, -sg), weights and moments stay
 as they are. The step counts, and its data is not read again. All ranks have the same loss and norm, so they skip alike.
-AdamW on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
+The update on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
 The z-score of x is (x - mean) / std over a window of the last 128 values, x included; 0 if std is 0.
   NaN until the window is full: `z > threshold` is false
   +inf for a value that is NaN, infinite or beyond the range of fp32, which is not stored
@@ -56,8 +56,8 @@ static inline double schedule_lr(ScheduleKind kind, double lr, int64_t warmup, i
 }
 
 // the hyperparameters of a step; `step` counts from 0
-static inline AdamW step_hyper(const TrainArgs *a, long long max_steps, long long step) {
-    AdamW hyper;
+static inline StepHyper step_hyper(const TrainArgs *a, long long max_steps, long long step) {
+    StepHyper hyper;
     hyper.learning_rate =
         (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, max_steps, a->final_fraction, step);
     hyper.beta1 = (real)a->beta1;
@@ -67,6 +67,7 @@ static inline AdamW step_hyper(const TrainArgs *a, long long max_steps, long lon
     hyper.clip = (real)a->clip;
     hyper.step = (int)step + 1;
     hyper.seed = (uint64_t)a->seed;
+    hyper.momentum = (real)a->momentum;
     return hyper;
 }
 

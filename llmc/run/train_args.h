@@ -64,7 +64,8 @@ typedef struct {
     int recompute, recompute_every, recompute_layers, offload;
     int master, moments, gradients;
     // optimizer
-    double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
+    int optimizer;
+    double momentum, weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
     int nan_check, overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision, gpu_log, profile;

@@ -22,6 +22,7 @@ in the table at the end.
 #include "llmc/common/rng.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/moments.h"
+#include "llmc/muon.h"
 #include "llmc/op_call.h"
 #include "llmc/ops.h"
 #include "llmc/parallel/comm.h"
@@ -147,6 +148,19 @@ static const OpShape update_shapes[] = {
     {.n = 1, .slack = 2},  // stochastic rounding is off by up to a unit, not half
 };
 
+// OC rows and C columns. Slack: each of five steps multiplies a small singular value, and an error of its size, by up to
+// 3.4.
+static const OpShape newton_schulz_shapes[] = {
+    {.C = 768, .OC = 3072, .slack = 3},  // GPT-2's fcw
+    {.C = 96, .OC = 96, .slack = 3},
+    {.C = 160, .OC = 40, .slack = 3},
+    {.C = 40, .OC = 160, .slack = 3},
+    {.C = 67, .OC = 37, .slack = 3},
+    {.C = 19, .OC = 23, .slack = 3},
+    {.C = 5, .OC = 1, .slack = 3},
+    {.C = 1, .OC = 1, .slack = 3},
+};
+
 static inline size_t shape_rows(const OpShape *s) { return (size_t)s->B * s->T; }
 static inline size_t shape_elements(const OpShape *s) { return shape_rows(s) * s->C; }
 
@@ -160,7 +174,7 @@ static inline size_t part_rows(const OpShape *s) {
 
 // ---- an operation's arguments
 
-// INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place
+// INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place; 0 is scratch
 enum { INPUT = READ, OUTPUT = WRITTEN, INOUT = READ | WRITTEN };
 
 typedef struct {
@@ -191,7 +205,7 @@ typedef struct {
     GradMode mode;
     DType gradients;  // type of parameter gradients
     real scale;       // classifier's dloss, loss_sum's scale
-    AdamW adamw;
+    StepHyper hyper;
 } Problem;
 
 struct OpCase {
@@ -492,7 +506,7 @@ static inline void fill_codes(Problem *p, const char *codes, const char *scales,
 // params are the master rounded, or remainders hold the master minus params; v is not negative; the norm is that of
 // gradients of 1
 static inline void fill_update(Problem *p) {
-    const Array *master = find_array(p, "master"), *v = find_array(p, "v");
+    const Array *master = find_array(p, "master"), *v = find_array(p, "v"), *ranges = find_array(p, "ranges");
     floatX *params = x_of(p, "params");
     int16_t *remainder = (int16_t *)data_of(p, "remainder", DT_I16);
     for (size_t i = 0; master && i < master->n; i++) { params[i] = to_floatX_half_up((real)array_value(master, i)); }
@@ -501,23 +515,21 @@ static inline void fill_update(Problem *p) {
         params[i] = to_floatX_half_up(weight);
         remainder[i] = remainder_of(weight);
     }
-    if (adamw_moments(p->variant) == ADAMW_BYTES) {
-        fill_codes(p, "m", "m_scales", 30720);
-        fill_codes(p, "v", "v_scales", 31744);
-    } else {
-        for (size_t i = 0; i < v->n; i++) { array_set(v, i, fabs(array_value(v, i))); }
-    }
+    for (size_t i = 0; v && v->dtype != DT_U8 && i < v->n; i++) { array_set(v, i, fabs(array_value(v, i))); }
+    if (find_array(p, "m_scales")) { fill_codes(p, "m", "m_scales", 30720); }
+    if (find_array(p, "v_scales")) { fill_codes(p, "v", "v_scales", 31744); }
     array_set(find_array(p, "norm_squared"), 0, (double)p->shape.n);
-    adamw_ranges((UpdateRange *)find_array(p, "ranges")->data, p->shape.n);
+    if (ranges) { adamw_ranges((UpdateRange *)ranges->data, p->shape.n); }
 }
 
 // Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
 // and an epsilon of sqrt(v)'s order make each term of the update visible.
-static inline AdamW adamw_numbers(const Problem *p) {
+static inline StepHyper update_numbers(const Problem *p, int variant) {
     real norm = (real)sqrt((double)p->shape.n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
-    int which_clip = (adamw_weights(p->variant) + adamw_moments(p->variant) + adamw_grads(p->variant)) % ADAMW_KINDS;
-    AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
-    return adamw;
+    int which_clip = (adamw_weights(variant) + adamw_moments(variant) + adamw_grads(variant)) % ADAMW_KINDS;
+    StepHyper hyper = {(real)0.1,        (real)0.9, (real)0.95, (real)0.01, (real)0.3,
+                       clip[which_clip], 3,         42,         (real)0.95};
+    return hyper;
 }
 
 // The call counts the elements of the ranges. The arrays also have those of the gap, which keep their values.
@@ -535,10 +547,10 @@ static inline void describe_adamw_arrays(Problem *p) {
     p->array[p->num_arrays++] = ranges;
 }
 
-static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
+// the optimizer's state for a variant of adamw_update, and the problem's other arguments
+static inline OptimizerState set_update(Problem *p, int variant) {
     static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
-    int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant);
-    UpdateRange ranges[NUM_RANGES];
+    int weights = adamw_weights(variant), moments = adamw_moments(variant);
     OptimizerState state;
     memset(&state, 0, sizeof state);
     state.params = x_of(p, "params");
@@ -551,13 +563,46 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
         state.m_scales = (float *)data_of(p, "m_scales", DT_F32);
         state.v_scales = (float *)data_of(p, "v_scales", DT_F32);
     }
-    p->gradients = types[adamw_grads(p->variant)];
-    p->adamw = adamw_numbers(p);
+    p->gradients = types[adamw_grads(variant)];
+    p->hyper = update_numbers(p, variant);
+    return state;
+}
+
+static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
+    UpdateRange ranges[NUM_RANGES];
+    OptimizerState state = set_update(p, p->variant);
     ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
                       (const UpdateRange *)data_of(p, "ranges", DT_U8), NUM_RANGES, adamw_ranges(ranges, p->shape.n),
-                      &p->adamw, ex);
+                      &p->hyper, ex);
     if (p->describing) { describe_adamw_arrays(p); }
 }
+
+// One range of all elements, which are a slice. muon_momentum's variants: types of moments and gradients;
+// muon_weights': params alone, with a master, or with a remainder
+enum { MUON_MOMENTUM_VARIANTS = ADAMW_VARIANTS / ADAMW_KINDS, MUON_WEIGHTS_VARIANTS = ADAMW_KINDS };
+
+static inline UpdateRange muon_range(size_t n) {
+    UpdateRange ranges[NUM_RANGES];
+    adamw_ranges(ranges, n);
+    ranges[1].offset = 0;
+    ranges[1].count = n;
+    return ranges[1];
+}
+
+static inline void run_muon_momentum(Problem *p, const Ops *ops, Exec *ex) {
+    UpdateRange range = muon_range(p->shape.n);
+    OptimizerState state = set_update(p, p->variant * ADAMW_KINDS);
+    ops->muon_momentum(x_of(p, "update"), &state, gradient_of(p, "grads"), real_of(p, "norm_squared"), &range,
+                       &p->hyper, ex);
+}
+
+static inline void run_muon_weights(Problem *p, const Ops *ops, Exec *ex) {
+    UpdateRange range = muon_range(p->shape.n);
+    OptimizerState state = set_update(p, p->variant);
+    ops->muon_weights(&state, x_of(p, "update"), real_of(p, "norm_squared"), &range, muon_scale(4, 9), &p->hyper, ex);
+}
+
+CALL(muon_newton_schulz, set_nothing, X(x), X(scratch), s->OC, s->C)
 
 // ---- the table
 // A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 fills and builds for
@@ -596,6 +641,9 @@ static const OpCase op_cases[] = {
     ROW(1e-7, 1, norm,            gradient_accumulate,         GRADIENT_VARIANTS, NULL),  // one rounding
     ROW(4e-6, 1, norm,            global_norm_squared,         GRADIENT_VARIANTS, NULL),  // sums of blocks
     ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
+    ROW(1e-6, 1, update,          muon_momentum,               MUON_MOMENTUM_VARIANTS, fill_update),  // one rounding
+    ROW(1e-6, 4, newton_schulz,   muon_newton_schulz,          1, NULL),  // small singular values
+    ROW(1e-6, 1, update,          muon_weights,                MUON_WEIGHTS_VARIANTS, fill_update),  // a weight near 0
 };
 // clang-format on
 #undef ROW

@@ -1,11 +1,11 @@
 /*
 One flat buffer of parameters, laid out layer by layer, and how ZeRO, tensor parallelism and --offload divide it.
-defines: Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS, shards_gradients,
-         shards_params, buffers_gradients, buffers_params, ParamLayout, param_layout, param_layout_sharded,
-         param_offset, param_count, param_used, Bucket, NO_BUCKET, num_buckets, param_bucket, embeddings_bucket,
+defines: OptimizerKind, OPTIMIZER_CHOICES, Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS,
+         OFFLOAD_INPUTS, shards_gradients, shards_params, buffers_gradients, buffers_params, ParamLayout, param_layout,
+         param_layout_sharded, param_offset, param_count, param_used, Bucket, NO_BUCKET, num_buckets, param_bucket, embeddings_bucket,
          layer_bucket, final_bucket, bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket, bucket_buffer,
-         bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range, bucket_ranges,
-         num_replicated, max_replicated, bucket_update_ranges
+         bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range, updated_by_muon,
+         second_moments_before, second_moment_at, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
@@ -45,12 +45,16 @@ belongs to head 7 of K. test_params.c computes the same numbers.
 #include "llmc/ops.h"
 #include "llmc/shapes/slices.h"  // IWYU pragma: export
 
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;  // in the order of OPTIMIZER_CHOICES
+#define OPTIMIZER_CHOICES "adamw muon"
+
 // How -z, -tp and --offload divide the state of a model, and which rank this is. 0 as a size means 1.
 typedef struct {
     int dp_size, dp_rank;  // data-parallel group: the ranks that train on different data
     int stage;             // ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too
     int tp_size, tp_rank;  // tensor-parallel group: the ranks that hold the slices of one model
     int offload;           // stage of --offload: 0, or the last of the list below that is in pinned host memory
+    OptimizerKind optimizer;
 } Sharding;
 
 enum { OFFLOAD_OPTIMIZER = 1, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS };
@@ -110,7 +114,7 @@ static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sha
 
 // the layout without sharding
 static inline ParamLayout param_layout(const GPT2Config *c) {
-    const Sharding single = {1, 0, 0, 1, 0, 0};
+    const Sharding single = {1, 0, 0, 1, 0, 0, OPTIMIZER_ADAMW};
     return param_layout_sharded(c, single);
 }
 
@@ -222,6 +226,48 @@ static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId 
     ParamRange whole = {0, used, offset, offset};
     return layout->sharding.stage < 1 ? whole : param_owned_range(layout, id, layer, used);
 }
+
+// ---- second moments. With Muon a rank stores those of the tensors that AdamW updates, one after another.
+
+static inline bool updated_by_muon(const ParamLayout *layout, ParamId id) {
+    return layout->sharding.optimizer == OPTIMIZER_MUON && param_is_matrix(id);
+}
+
+// Second moments that a rank stores of a bucket: the largest number of any rank, so that all ranks have the same memory
+// plan.
+static inline size_t bucket_second_moments(const ParamLayout *layout, int bucket) {
+    Bucket b = param_bucket(layout, bucket);
+    int kind = bucket_kind(layout, bucket);
+    size_t stored = layout->sharding.stage < 1 ? b.size : b.chunk, by_adamw = 0;
+    if (layout->sharding.optimizer == OPTIMIZER_ADAMW) { return stored; }
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        if (!updated_by_muon(layout, (ParamId)id)) { by_adamw += param_align(param_count(layout, (ParamId)id)); }
+    }
+    return by_adamw < stored ? by_adamw : stored;
+}
+
+// second moments that a rank stores of the buckets before `bucket`; of num_buckets: all
+static inline size_t second_moments_before(const ParamLayout *layout, int bucket) {
+    size_t count = 0;
+    for (int b = 0; b < bucket; b++) { count += bucket_second_moments(layout, b); }
+    return count;
+}
+
+// Where a rank stores the second moment of an element that it updates. id, layer: its tensor, of AdamW; state: the
+// offset of the element in the rank's optimizer state
+static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int layer, size_t state) {
+    int bucket = param_bucket_of(layout, id, layer), first = bucket_first_param[bucket_kind(layout, bucket)];
+    size_t at = second_moments_before(layout, bucket);
+    if (layout->sharding.optimizer == OPTIMIZER_ADAMW) { return state; }
+    for (int other = first; other < (int)id; other++) {
+        ParamId p = (ParamId)other;
+        if (updated_by_muon(layout, p)) { continue; }
+        at += param_align(param_updated_range(layout, p, layer, param_count(layout, p)).count);
+    }
+    return at + state - param_updated_range(layout, id, layer, param_count(layout, id)).state;
+}
+
+// ---- ranges of a bucket
 
 // Ranges of a bucket's split (or replicated) tensors: owned elements, or with owned = false updated ones. Offsets begin
 // at this rank's chunk; with owned = false at stage 0, at the bucket. Adjacent tensors, and the gap between them, are
