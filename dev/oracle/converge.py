@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import model_files
-from gpt2 import GPT2, load_hf, make_adamw, parse_shape, train_step
+from gpt2 import GPT2, MuonAndAdamW, hf_tensors, load_hf, make_adamw, parse_shape, train_step
 
 
 def parse_arguments():
@@ -40,6 +40,9 @@ def parse_arguments():
     parser.add_argument("--beta2", type=float, default=0.95, help="nanoGPT's preset has 0.99")
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "muon", "muon_fp32"],
+                        help="muon: torch.optim.Muon, with products in bf16; muon_fp32: its code in float32")
+    parser.add_argument("--weights", help="safetensors of the other trainer after the last step, to compare")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
@@ -68,17 +71,31 @@ def learning_rate(args, step):
     return args.lr * (args.final_frac + (1 - args.final_frac) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def read_tensors(path):
+    """{name: float32 tensor} of a safetensors file"""
+    return {name: torch.frombuffer(bytearray(model_files.words(entry, data).tobytes()), dtype=torch.float32)
+            .reshape(entry["shape"]) for name, (entry, data) in model_files.read(path).items()}
+
+
+def weight_errors(model, other):
+    """{name: ||ours - other's|| / ||other's||} of every tensor that is not zero"""
+    ours = hf_tensors(model)
+    return {name: ((ours[name] - tensor).norm() / tensor.norm()).item()
+            for name, tensor in other.items() if tensor.norm() > 0}
+
+
 def main():
     args = parse_arguments()
-    init = {name: torch.frombuffer(bytearray(model_files.words(entry, data).tobytes()), dtype=torch.float32)
-            .reshape(entry["shape"]) for name, (entry, data) in model_files.read(args.init).items()}
+    init = read_tensors(args.init)
     batches = read_batches(args.batches, args.B, args.T)
     if len(batches) < args.steps:
         raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected --steps {args.steps}")
     model = GPT2(parse_shape(args.shape), V=len(init["wte.weight"]), max_T=len(init["wpe.weight"]))
     load_hf(model, init)
     model.to(args.device)
-    optimizer = make_adamw(model, args.lr, (args.beta1, args.beta2), args.weight_decay)
+    betas = (args.beta1, args.beta2)
+    optimizer = (make_adamw(model, args.lr, betas, args.weight_decay) if args.optimizer == "adamw" else
+                 MuonAndAdamW(model, args.lr, betas, args.weight_decay, fp32=args.optimizer == "muon_fp32"))
     trained = torch.compile(model) if args.compile else model
 
     losses = []
@@ -95,6 +112,8 @@ def main():
             val_losses = [model(*split(batch, args.device))[1].item()
                           for batch in read_batches(args.val, args.B, args.T)]
         result["val_loss"] = float(np.mean(val_losses))
+    if args.weights:
+        result["weights_off"] = max(weight_errors(model, read_tensors(args.weights)).values())
     print(json.dumps(result))
 
 

@@ -4,6 +4,7 @@ Shapes: B batch, T positions used, V vocabulary, L layers, NH heads, C channels,
 Modules have Hugging Face's names, so a parameter has the same name here and in a checkpoint without a prefix.
 hf_tensors and load_hf handle the one difference: nn.Linear stores [out, in], Hugging Face's Conv1D stores [in, out].
 """
+import inspect
 import re
 from collections import namedtuple
 
@@ -111,6 +112,45 @@ def make_adamw(model, lr, betas=(0.9, 0.95), weight_decay=0.1):
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8, fused=True)
     except (TypeError, RuntimeError):  # an older torch: no such argument, or not on this device
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8)
+
+
+class MuonAndAdamW:
+    """torch.optim.Muon for the matrices of blocks, q, k and v as three, and AdamW for the rest.
+
+    torch computes Newton-Schulz in bf16. fp32: the same code in float32.
+    """
+
+    def __init__(self, model, lr, betas, weight_decay, momentum=0.95, fp32=False):
+        import torch.optim._muon as torch_muon
+        if fp32:
+            source = inspect.getsource(torch_muon._zeropower_via_newtonschulz)
+            exec(source.replace("torch.bfloat16", "torch.float32"), torch_muon.__dict__)
+        matrices = [p for name, p in model.named_parameters() if name.startswith("h.") and p.dim() == 2]
+        self.parts = []  # (parameter of torch.optim.Muon, whole parameter, its rows): a view of the whole
+        for p in matrices:
+            rows = p.shape[1] if p.shape[0] == 3 * p.shape[1] else p.shape[0]
+            for begin in range(0, p.shape[0], rows):
+                self.parts.append((nn.Parameter(p.data[begin:begin + rows]), p, slice(begin, begin + rows)))
+        self.muon = torch.optim.Muon([part for part, _, _ in self.parts], lr=lr, weight_decay=weight_decay,
+                                     momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        ids = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in ids]
+        groups = [{"params": [p for p in rest if p.dim() == 2], "weight_decay": weight_decay},
+                  {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
+        self.adamw = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8)
+        self.matrices = matrices
+        self.param_groups = self.muon.param_groups + self.adamw.param_groups
+
+    def step(self):
+        for part, whole, rows in self.parts:
+            part.grad = whole.grad[rows]
+        self.muon.step()
+        self.adamw.step()
+
+    def zero_grad(self, set_to_none=True):
+        self.adamw.zero_grad(set_to_none)
+        for p in self.matrices:
+            p.grad = None
 
 
 def train_step(model, optimizer, tokens, targets, clip=1.0, bf16=False):

@@ -25,14 +25,22 @@ static inline uint64_t hash_device(uint64_t hash, const Device *device, const vo
     return hash;
 }
 
-// masters and moments of elements [offset, offset + count) of the optimizer state
-static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, const Device *device, size_t offset,
-                                      size_t count) {
-    size_t size = dtype_size(o->moments);
+// masters and moments of elements `state` of the optimizer state; v: of those that have second moments
+static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, const Device *device, Range state,
+                                      Range v) {
+    size_t size = dtype_size(o->moments), offset = state.offset, count = state.count;
     if (o->master) { hash = hash_device(hash, device, o->master + offset, count * sizeof *o->master); }
     if (o->remainder) { hash = hash_device(hash, device, o->remainder + offset, count * sizeof *o->remainder); }
     hash = hash_device(hash, device, (const char *)o->m + offset * size, count * size);
-    return hash_device(hash, device, (const char *)o->v + offset * size, count * size);
+    return hash_device(hash, device, (const char *)o->v + v.offset * size, v.count * size);
+}
+
+// all masters and moments of a rank
+static inline uint64_t hash_all_optimizer(uint64_t hash, const OptimizerState *o, const Device *device,
+                                          const ParamLayout *layout) {
+    Range state = {0, layout->sharding.stage < 1 ? layout->total : layout->shard};
+    Range v = {0, second_moments_before(layout, num_buckets(layout))};
+    return hash_optimizer(hash, o, device, state, v);
 }
 
 // the state that all ranks of a data-parallel group hold, after replicas_wait
@@ -45,23 +53,23 @@ static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o
         const floatX *params = stored ? zero_stored_params(z, b) : zero_params(z, b);
         hash = hash_device(hash, device, params, param_bucket(&z->layout, b).size * sizeof(floatX));
     }
-    return z->layout.sharding.stage > 0 ? hash : hash_optimizer(hash, o, device, 0, z->layout.total);
+    return z->layout.sharding.stage > 0 ? hash : hash_all_optimizer(hash, o, device, &z->layout);
 }
 
 // the state that all ranks of a tensor-parallel group hold, after replicas_wait
 static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerState *o) {
     const Device *device = z->device;
-    bool whole = z->layout.sharding.stage == 0;
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
-        Bucket bucket = param_bucket(&z->layout, b);
-        const floatX *params = zero_stored_params(z, b);
-        Range ranges[LAYER_PARAMS];
-        int count = bucket_ranges(ranges, &z->layout, b, false, false);
-        for (int i = 0; i < count; i++) {
-            size_t offset = (whole ? bucket.offset : bucket.shard_offset) + ranges[i].offset;
-            hash = hash_device(hash, device, params + ranges[i].offset, ranges[i].count * sizeof(floatX));
-            hash = hash_optimizer(hash, o, device, offset, ranges[i].count);
+        int kind = bucket_kind(&z->layout, b), layer = kind == LAYER_BUCKET ? b - 1 : 0;
+        for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+            ParamId p = (ParamId)id;
+            ParamRange range = param_updated_range(&z->layout, p, layer, param_count(&z->layout, p));
+            if (param_split(p) != SPLIT_NONE || range.count == 0) { continue; }
+            Range state = {range.state, range.count}, v = {second_moment_at(&z->layout, p, layer, range.state),
+                                                           range.count};
+            hash = hash_device(hash, device, z->stored_params + range.params, range.count * sizeof(floatX));
+            hash = hash_optimizer(hash, o, device, state, v);
         }
     }
     return hash;

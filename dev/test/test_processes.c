@@ -114,6 +114,8 @@ static ModelOptions options_for(int stage, int r, int micro_steps, const Groups 
     p.sharding.stage = groups->dp->size > 1 ? stage : 0;
     p.sharding.tp_size = groups->tp->size;
     p.sharding.tp_rank = groups->tp->rank;
+    const char *optimizer = getenv("TEST_OPTIMIZER");
+    p.sharding.optimizer = optimizer && strcmp(optimizer, "muon") == 0 ? OPTIMIZER_MUON : OPTIMIZER_ADAMW;
     return p;
 }
 
@@ -155,7 +157,7 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
 }
 
 static void change_params(GPT2 *m, int step) {
-    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
+    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11, (real)0.95};
     gpt2_update(m, &hyper);
 }
 
@@ -235,15 +237,17 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
         for (int layer = 0; layer < param_layers(p, &config); layer++) {
             ParamRange x = param_owned_range(&m->layout, p, layer, used);
             ParamRange y = param_owned_range(&first->layout, p, layer, used);
-            size_t n = x.count, blocks = moment_blocks(n);
+            size_t n = x.count, blocks = moment_blocks(n), v = updated_by_muon(&m->layout, p) ? 0 : n;
+            size_t x_v = v > 0 ? second_moment_at(&m->layout, p, layer, x.state) : 0;
+            size_t y_v = v > 0 ? second_moment_at(&first->layout, p, layer, y.state) : 0;
             bool same =
                 same_elements(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
                 same_elements(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
                 same_elements(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
                 same_elements(a->m, b->m, x.state, y.state, n, size) &&
-                same_elements(a->v, b->v, x.state, y.state, n, size) &&
+                same_elements(a->v, b->v, x_v, y_v, v, size) &&
                 same_elements(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
-                same_elements(a->v_scales, b->v_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4);
+                same_elements(a->v_scales, b->v_scales, x_v / MOMENT_BLOCK, y_v / MOMENT_BLOCK, moment_blocks(v), 4);
             CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->options.sharding.stage,
                   m->options.recompute.level, param_specs[id].name, layer);
         }
@@ -412,14 +416,15 @@ static void check_decoding(GPT2 *m, GPT2 *alone) {
     }
 }
 
-// Whether master, remainder and moments of an element are zero. 8-bit moments are not checked.
-static bool state_is_zero(const OptimizerState *o, size_t element) {
+// Whether master, remainder and moments of an element are zero; v: that of its second moment, NULL: none. 8-bit moments
+// are not checked.
+static bool state_is_zero(const OptimizerState *o, size_t element, const size_t *v) {
     static const unsigned char zeros[sizeof(real)];
     size_t size = dtype_size(o->moments);
     if (o->master && o->master[element] != 0) { return false; }
     if (o->remainder && o->remainder[element] != 0) { return false; }
     return o->moments == DT_U8 || (memcmp((const char *)o->m + element * size, zeros, size) == 0 &&
-                                   memcmp((const char *)o->v + element * size, zeros, size) == 0);
+                                   (!v || memcmp((const char *)o->v + *v * size, zeros, size) == 0));
 }
 
 // Checks that a tensor's padding and the state of the padding are zero. Returns the number of padding elements.
@@ -435,8 +440,9 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
             if (is_used[i]) { continue; }
             double value = (double)to_real(m->tensors.optimizer.params[offset + i]);
             CHECK(value == 0, "padding element %zu of %s is %g, expected 0", i, param_specs[id].name, value);
-            CHECK(state_is_zero(&m->tensors.optimizer, offset + i), "padding element %zu of %s has optimizer state", i,
-                  param_specs[id].name);
+            size_t v = second_moment_at(&m->layout, id, layer, offset + i);
+            CHECK(state_is_zero(&m->tensors.optimizer, offset + i, updated_by_muon(&m->layout, id) ? NULL : &v),
+                  "padding element %zu of %s has optimizer state", i, param_specs[id].name);
             padding++;
         }
     }
@@ -512,8 +518,7 @@ static uint64_t hash_updates(GPT2 *m) {
 }
 
 static uint64_t hash_state(uint64_t hash, const GPT2 *m) {
-    size_t count = m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard;
-    return hash_optimizer(hash, &m->tensors.optimizer, m->device, 0, count);
+    return hash_all_optimizer(hash, &m->tensors.optimizer, m->device, &m->layout);
 }
 
 // hash_updates, and all state of this rank
@@ -569,7 +574,7 @@ static void check_late(const Groups *groups) {
 
 // ---- --offload
 
-// Matmuls and buckets of AdamW count as work beside copies.
+// Matmuls and buckets of the update count as work beside copies.
 static void counted_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                    const floatX *residual, int N, int C, int OC, Exec *ex) {
     late_copies()->work++;
@@ -584,9 +589,27 @@ static void counted_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbi
 }
 
 static void counted_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                 const UpdateRange *ranges, int num_ranges, size_t n, const StepHyper *hyper, Exec *ex) {
+                                 const UpdateRange *ranges, int num_ranges, size_t n, const StepHyper *hyper,
+                                 Exec *ex) {
     late_copies()->work++;
     cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
+}
+
+static void counted_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                  const UpdateRange *range, const StepHyper *hyper, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.muon_momentum(update, state, grads, norm_squared, range, hyper, ex);
+}
+
+static void counted_muon_newton_schulz(floatX *x, floatX *scratch, int rows, int cols, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.muon_newton_schulz(x, scratch, rows, cols, ex);
+}
+
+static void counted_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
+                                 const UpdateRange *range, real scale, const StepHyper *hyper, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.muon_weights(state, update, norm_squared, range, scale, hyper, ex);
 }
 
 // Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.
@@ -637,6 +660,9 @@ static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyK
     ops.matmul_forward = counted_matmul_forward;
     ops.matmul_backward = counted_matmul_backward;
     ops.adamw_update = counted_adamw_update;
+    ops.muon_momentum = counted_muon_momentum;
+    ops.muon_newton_schulz = counted_muon_newton_schulz;
+    ops.muon_weights = counted_muon_weights;
     backend = cpu_backend;
     backend.device = &device;
     backend.ops = &ops;
@@ -725,6 +751,7 @@ typedef struct {
 
 static Sent sent_by_update(ModelOptions p, const Groups *groups) {
     int tokens[2 * VOLUME_T];
+    p.sharding.optimizer = OPTIMIZER_ADAMW;  // Muon sends more than the papers' formulas
     GPT2 *m = model_make_of(volume_config, p, *groups);
     Sent sent = {0, 0, 0};
     for (int step = 0; step < 2; step++) {

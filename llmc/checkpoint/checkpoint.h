@@ -2,7 +2,8 @@
 A checkpoint is a folder RUN/step_00000100 with
   model.safetensors                 the weights, as Hugging Face's GPT-2 reads them (model_file.h)
   config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
-  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
+  optimizer.safetensors             m.<name>, v.<name> of tensors that AdamW updates, and master.<name> where weights are
+                                    rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
   manifest.json                     the size and the CRC32C of each file (manifest.h)
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
@@ -174,10 +175,12 @@ static inline int create_done_file(const char *run_dir, long long step) {
 
 // Bytes of a checkpoint's tensors on disk. The headers and the JSON files come on top: KiB, or up to a few MB with a
 // BPE tokenizer. has_master: the run has masters or remainders
-static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments) {
+static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments,
+                                      OptimizerKind optimizer) {
     size_t count = num_parameters(config), master = has_master ? sizeof(real) : 0;
-    size_t scales = moments == DT_U8 ? 2 * sizeof(float) * (count / MOMENT_BLOCK) : 0;
-    return count * (sizeof(floatX) + 2 * dtype_size(moments) + master) + scales;
+    size_t num_moments = 2 * count - (optimizer == OPTIMIZER_MUON ? num_matrix_parameters(config) : 0);
+    size_t scales = moments == DT_U8 ? sizeof(float) * (num_moments / MOMENT_BLOCK) : 0;
+    return count * (sizeof(floatX) + master) + num_moments * dtype_size(moments) + scales;
 }
 
 // ---- the checkpoints of a run
@@ -406,6 +409,15 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
                 resumes ? "" : "-e: ", folder, why, remedy, folder);
 }
 
+// Stops unless the checkpoint has the state of this optimizer.
+static inline void check_same_optimizer(const ModelFile *file, OptimizerKind wanted) {
+    bool by_adamw = model_find(file, "v.", "h.0.attn.c_attn.weight") != NULL;
+    if (by_adamw == (wanted == OPTIMIZER_ADAMW)) { return; }
+    input_error("'%s' has the state of --optimizer %s, but this run has --optimizer %s: resume with --optimizer %s, or "
+                "begin a new run from its weights with -e and another -o",
+                file->file.path, by_adamw ? "adamw" : "muon", by_adamw ? "muon" : "adamw", by_adamw ? "adamw" : "muon");
+}
+
 // Fills this rank's state from a checkpoint folder; `model` is the open model.safetensors. Where the file has rounded
 // weights and masters, the weights come from the masters: a build of any precision resumes exactly.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
@@ -414,6 +426,7 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     ModelFile optimizer = {model->config, safetensors_open(path), false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
+    check_same_optimizer(&optimizer, s->sharding.optimizer);
     state_load(&optimizer, "m.", s);
     state_load(&optimizer, "v.", s);
     if (rounded && has_masters) {

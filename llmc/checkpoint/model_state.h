@@ -157,7 +157,8 @@ static inline void move_range(const StoredTensor *t, unsigned char *elements, Pa
 
 // ---- writing
 
-// One tensor for each parameter: named prefix + the parameter's name, its elements in `buffer`.
+// One tensor for each parameter: named prefix + the parameter's name, its elements in `buffer`. With Muon, matrices have
+// no second moments.
 typedef struct {
     const char *prefix;        // "" for the weights, "m.", "v.", "m_scales.", "v_scales." or "master."
     const void *buffer;        // on the device; NULL: this model has no such tensors
@@ -166,11 +167,18 @@ typedef struct {
     bool scales;               // an element for each MOMENT_BLOCK elements of the parameter
 } TensorFamily;
 
+static inline bool prefix_is_second(const char *prefix) { return prefix[0] == 'v'; }
+static inline bool family_lacks(const char *prefix, ParamId id, const ParamLayout *layout) {
+    return prefix_is_second(prefix) && updated_by_muon(layout, id);
+}
+
 static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s) {
     char name[NAME_LENGTH], full[2 * NAME_LENGTH];
-    int t = s->sharding.tp_size > 1 ? s->sharding.tp_size : 1;
+    ParamLayout layout = param_layout_sharded(s->config, s->sharding);
+    int t = layout.sharding.tp_size;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
+        if (family_lacks(family->prefix, id, &layout)) { continue; }
         size_t shape[2] = {(size_t)t, slice_scales(id, s->config, t)};
         bool vector = family->scales ? scale_slices(id, t) == 1 : param_specs[id].rows == DIM_ONE;
         if (!family->scales) { param_file_shape(shape, id, s->config, param_specs[id].transposed); }
@@ -203,9 +211,9 @@ static inline void family_fetch(void *host, const TensorFamily *family, ParamRan
     free(remainder);
 }
 
-// Writes the elements of a family that this rank owns. Its tensors were declared from index `index` on. Tensor-parallel
-// rank 0 writes a replicated tensor.
-static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
+// Writes the elements of a family that this rank owns. Its tensors were declared from index `index` on. Returns the index
+// of the next family. Tensor-parallel rank 0 writes a replicated tensor.
+static inline int family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
     ParamLayout layout = param_layout_sharded(s->config, s->sharding);
     size_t size = dtype_size(family->dtype);
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
@@ -215,8 +223,10 @@ static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family
              writes = split || s->sharding.tp_rank == 0;
         size_t used = family->scales && split ? param_count(&layout, id) : param_used(&layout, id);
         size_t first_scale = split ? (size_t)s->sharding.tp_rank * moment_blocks(used) : 0;
+        if (family_lacks(family->prefix, id, &layout)) { continue; }
         for (int layer = 0; layer < param_layers(id, s->config); layer++, index++) {
             ParamRange range = param_owned_range(&layout, id, layer, used), chunk;
+            if (prefix_is_second(family->prefix)) { range.state = second_moment_at(&layout, id, layer, range.state); }
             for (size_t done = 0; writes && done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, transposed);
                 unsigned char *host = (unsigned char *)xmalloc(chunk.count * size);
@@ -232,6 +242,7 @@ static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family
             }
         }
     }
+    return index;
 }
 
 static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
@@ -259,9 +270,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
         families_begin(&w, families, count, s);
     }
     for (int i = 0, index = 0; i < count && !error; i++) {
-        if (!families[i].buffer) { continue; }
-        family_write(&w, &families[i], s, index);
-        index += num_param_tensors(s->config->num_layers);
+        if (families[i].buffer) { index = family_write(&w, &families[i], s, index); }
     }
     const long long own_parts = w.crc_parts;
     const uint64_t bytes = w.bytes;
@@ -451,15 +460,17 @@ static inline void codes_load(const StoredTensor *t, const uint8_t *codes, Param
 // Fills the elements that this rank updates from the tensors prefix + name: the moments of "m." or "v.", else params
 // and masters or remainders.
 static inline void state_load(const ModelFile *file, const char *prefix, const ModelState *s) {
-    bool is_v = strcmp(prefix, "v.") == 0, is_weights = !is_v && strcmp(prefix, "m.") != 0;
+    bool is_v = prefix_is_second(prefix), is_weights = !is_v && strcmp(prefix, "m.") != 0;
     ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
     int read = 0;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         ParamId id = (ParamId)i;
+        if (family_lacks(prefix, id, &layout)) { continue; }
         for (int layer = 0; layer < param_layers(id, &file->config); layer++) {
             StoredTensor t = stored_tensor(file, prefix, id, layer);
             if (!is_weights && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
+            if (is_v) { range.state = second_moment_at(&layout, id, layer, range.state); }
             for (size_t done = 0; done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);

@@ -12,7 +12,9 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-defines: attention_flops_per_token, model_flops_per_token, zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
+  Muon (orthogonalise.h), with M parameters of matrices: at -z 1 to 3 about M / N to the owners, and M / N back; at -z 0
+  broadcasts of M
+defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -29,6 +31,18 @@ static inline double model_flops_per_token(const GPT2Config *c, int T) {
     double C = c->channels, L = c->num_layers;
     double weights = 12 * L * C * C + (double)c->padded_vocab_size * C;
     return 6 * weights + 6 * L * attention_flops_per_token(c, T);
+}
+
+// FLOPs of Newton-Schulz, of one update, as a share of the model's FLOPs for `tokens` of all ranks. With -tp each of its
+// ranks does the same work.
+static inline double newton_schulz_share(const GPT2Config *c, const Sharding *s, int T, double tokens) {
+    ParamLayout layout = param_layout_sharded(c, *s);
+    double flops = 0;
+    for (int i = 0; i < num_muon_matrices(&layout); i++) {
+        ParamId id = muon_matrix(&layout, i).id;
+        flops += (id == QKVW ? 3 : 1) * newton_schulz_flops(muon_rows(&layout, id), muon_cols(&layout, id));
+    }
+    return flops * layout.sharding.tp_size / (tokens * model_flops_per_token(c, T));
 }
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
@@ -97,11 +111,28 @@ static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const Mod
            all_reduce_bytes(num_replicated(layout), stored_gradients(o), o->sharding.tp_rank, t);
 }
 
+// The parts of matrices that a rank sends to their owners, and the results that it returns as an owner; with -tp also
+// all-gathers of slices (parallel/orthogonalise.h).
+static inline uint64_t muon_sent_bytes(const ParamLayout *layout) {
+    const Sharding *s = &layout->sharding;
+    uint64_t sent = 0;
+    for (int i = 0; i < num_muon_matrices(layout); i++) {
+        MuonMatrix matrix = muon_matrix(layout, i);
+        size_t count = param_count(layout, matrix.id);
+        bool owns = matrix.owner == s->dp_rank;
+        if (owns) { sent += all_gather_bytes(count, DT_FLOATX, s->tp_size); }
+        if (s->stage < 1) { sent += broadcast_bytes(count, DT_FLOATX, matrix.owner, s->dp_rank, s->dp_size); }
+        size_t own_part = s->stage < 1 ? 0 : param_owned_range(layout, matrix.id, matrix.layer, count).count;
+        if (s->stage > 0) { sent += (owns ? count - own_part : own_part) * sizeof(floatX); }
+    }
+    return sent;
+}
+
 static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const ModelOptions *o) {
     ParamLayout layout = param_layout_sharded(c, o->sharding);
     const Sharding *s = &layout.sharding;
     uint64_t bytes = zero_sent_bytes(&layout, o->gradients, o->micro_steps, &o->recompute);
     bytes += all_reduce_bytes(2, DT_REAL, s->dp_rank * s->tp_size + s->tp_rank, s->dp_size * s->tp_size);
     if (s->tp_size > 1) { bytes += tensor_parallel_sent_bytes(c, o, &layout); }
-    return bytes;
+    return bytes + muon_sent_bytes(&layout);
 }

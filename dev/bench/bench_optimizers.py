@@ -1,0 +1,183 @@
+#!/usr/bin/python3
+"""Tokens that Muon and AdamW need for the same loss: both tuned, on two texts and two sizes of model.
+
+    make bench-optimizers      (or: /usr/bin/python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
+
+Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library (libpython3-stdlib), its
+           files in a random order. Tokens are bytes; the last tenth is for validation.
+Tuning     a grid of learning rates and two weight decays, seed 1. While the best learning rate is the first or the last
+           of the grid, the grid grows by another.
+Comparison at the best setting, SEEDS seeds: AdamW with all steps, and Muon with shares of them, each with a whole
+           cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
+Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
+           the order of the data, the same for both optimizers: seeds are paired.
+
+Two runs of one thread each run at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run
+again: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md.
+"""
+import argparse
+import concurrent.futures
+import glob
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+import threading
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+RUNS = os.path.join(ROOT, "dev/results/optimizers.jsonl")
+STEPS = {"l4h4c128": 600, "l4h5c320": 300}  # 0.8 and 5.1 million parameters
+RATES = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
+DECAYS = [0.01, 0.1]
+SHARES = [0.5, 0.6, 0.7, 0.8, 1.0]
+SEEDS = 5
+BATCH = ["-b", "32", "-t", "128"]  # 4096 tokens an update
+
+
+def python_text(folder):
+    """Python's standard library as one text of 4 MB"""
+    path = os.path.join(folder, "python.txt")
+    if not os.path.exists(path):
+        files = [f for f in sorted(glob.glob("/usr/lib/python3.*/**/*.py", recursive=True))
+                 if "-packages" not in f and "/test" not in f]
+        random.Random(1).shuffle(files)
+        text = b""
+        for name in files:
+            with open(name, "rb") as f:
+                text += f.read()
+        with open(path, "wb") as out:
+            out.write(text[:4200000])
+    return path
+
+
+class Runs:
+    """Finished runs by their key, in memory and in RUNS."""
+
+    def __init__(self, texts):
+        self.texts, self.lock, self.done = texts, threading.Lock(), {}
+        if os.path.exists(RUNS):
+            with open(RUNS) as lines:
+                for line in lines:
+                    run = json.loads(line)
+                    self.done[tuple(run["key"])] = run["val"]
+
+    def run(self, key):
+        """[[step, validation loss], ...] of a run"""
+        if key in self.done:
+            return self.done[key]
+        text, model, optimizer, rate, decay, share, seed = key[:7]
+        steps = round(STEPS[model] * share)
+        with tempfile.TemporaryDirectory() as folder:
+            command = [os.path.join(ROOT, "train_gpt2"), "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps),
+                       "-l", str(rate), "-u", str(STEPS[model] // 20), "-q", "0.1", "-c", str(decay), "-m", "25",
+                       "-s", "0", "-v", str(STEPS[model] // 6), "--seed", str(seed), "--threads", "1", "-f", "auto",
+                       "--optimizer", optimizer, "-o", os.path.join(folder, "run"), *key[7:]]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with open(os.path.join(folder, "run/metrics.jsonl")) as metrics:
+                val = [[m["step"], m["val_loss"]] for m in map(json.loads, metrics) if "val_loss" in m]
+        with self.lock:
+            self.done[key] = val
+            with open(RUNS, "a") as out:
+                out.write(json.dumps({"key": key, "val": val}, separators=(",", ":")) + "\n")
+        return val
+
+    def losses(self, keys):
+        """final losses, two runs at a time"""
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            return [val[-1][1] for val in pool.map(self.run, keys)]
+
+
+def tune(runs, text, model, optimizer):
+    """{(rate, decay): loss} of a grid whose best rate is not at its end"""
+    grid, rates = {}, list(RATES)
+    while True:
+        settings = [(r, d) for r in rates for d in DECAYS]
+        grid = dict(zip(settings, runs.losses([(text, model, optimizer, r, d, 1.0, 1) for r, d in settings])))
+        best = min(grid, key=grid.get)[0]
+        if best == rates[0]:
+            rates.insert(0, best / 2)
+        elif best == rates[-1]:
+            rates.append(best * 2)
+        else:
+            return grid
+
+
+def share_at(shares, losses, wanted):
+    """the share of the tokens at which the loss is `wanted`: linear in the logarithm; beyond the ends, the end's line"""
+    points = list(zip(map(math.log, shares), losses))
+    i = next((i for i in range(1, len(points)) if points[i][1] <= wanted), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return math.exp(x0 + (wanted - y0) * (x1 - x0) / (y1 - y0))
+
+
+def p_value(differences):
+    """two-sided, of a paired t-test that the mean is 0; Student's distribution, integrated by Simpson's rule"""
+    n = len(differences)
+    t = abs(statistics.mean(differences)) / (statistics.stdev(differences) / math.sqrt(n))
+    density = math.gamma(n / 2) / (math.sqrt((n - 1) * math.pi) * math.gamma((n - 1) / 2))
+    steps, width = 20000, t / 20000
+    f = [(1 + (i * width) ** 2 / (n - 1)) ** (-n / 2) for i in range(steps + 1)]
+    area = width / 3 * (f[0] + f[-1] + 4 * sum(f[1:-1:2]) + 2 * sum(f[2:-1:2]))
+    return max(0.0, 1 - 2 * density * area)
+
+
+def mean_sd(values, form="{:.4f}"):
+    return f"{form.format(statistics.mean(values))} ± {form.format(statistics.stdev(values))}"
+
+
+def compare(runs, text, model):
+    """lines of the report for a text and a size"""
+    grids = {o: tune(runs, text, model, o) for o in ("adamw", "muon")}
+    best = {o: min(g, key=g.get) for o, g in grids.items()}
+    seeds = range(1, SEEDS + 1)
+    adamw = runs.losses([(text, model, "adamw", *best["adamw"], 1.0, s) for s in seeds])
+    keys = [(text, model, "muon", *best["muon"], share, s) for share in SHARES for s in seeds]
+    losses = runs.losses(keys)
+    by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(SHARES))]
+    shares = [share_at(SHARES, [of[s] for of in by_share], adamw[s]) for s in range(SEEDS)]
+    gain = [a - m for a, m in zip(adamw, by_share[-1])]
+    tokens = STEPS[model] * 4096
+    lines = [f"## {text}, {model}", "",
+             f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon has AdamW's loss after "
+             f"**{mean_sd(shares, '{:.3f}')}** of the tokens (seeds: {', '.join(f'{s:.3f}' for s in shares)}). "
+             f"With all tokens its loss is lower by {mean_sd(gain)} (paired t-test: p = {p_value(gain):.2g}).", "",
+             "| | learning rate | weight decay | tokens | validation loss, mean ± sd of the seeds |",
+             "|---|---|---|---|---|",
+             f"| AdamW | {best['adamw'][0]:g} | {best['adamw'][1]:g} | 1.0 | {mean_sd(adamw)} |"]
+    for share, of_share in zip(SHARES, by_share):
+        lines.append(f"| Muon | {best['muon'][0]:g} | {best['muon'][1]:g} | {share} | {mean_sd(of_share)} |")
+    lines += ["", "The grid, seed 1:", "", "| learning rate | " + " | ".join(
+        f"{name}, decay {d:g}" for name in ("AdamW", "Muon") for d in DECAYS) + " |", "|---" * 5 + "|"]
+    for rate in sorted({r for g in grids.values() for r, _ in g}):
+        cells = [f"{grids[o][rate, d]:.4f}" if (rate, d) in grids[o] else "" for o in ("adamw", "muon") for d in DECAYS]
+        lines.append(f"| {rate:g} | " + " | ".join(cells) + " |")
+    curve = {o: runs.run((text, model, o, *best[o], 1.0, 1)) for o in ("adamw", "muon")}
+    lines += ["", "The curve, seed 1:", "",
+              "| step | " + " | ".join(str(step) for step, _ in curve["adamw"]) + " |",
+              "|---" * (len(curve["adamw"]) + 1) + "|"]
+    for o, name in (("adamw", "AdamW"), ("muon", "Muon")):
+        lines.append(f"| {name} | " + " | ".join(f"{loss:.4f}" for _, loss in curve[o]) + " |")
+    return lines + [""]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", help="one text and size, as in kjv/l4h4c128")
+    args = parser.parse_args()
+    folder = os.path.join(ROOT, "build/text")
+    kjv = subprocess.check_output([os.path.join(ROOT, "scripts/text.sh"), folder], text=True).strip()
+    runs = Runs({"kjv": kjv, "python": python_text(folder)})
+    lines = []
+    for model in STEPS:
+        for text in runs.texts:
+            if args.only in (None, f"{text}/{model}"):
+                lines += compare(runs, text, model)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
