@@ -40,7 +40,7 @@ static Groups alone(void) {
     return groups;
 }
 
-static int num_ranges(const GPT2 *m) { return m->update.buckets[0].num_ranges; }  // of the only bucket
+static int num_ranges(const GPT2 *m) { return m->update.list.buckets[0].num_ranges; }  // of the only bucket
 
 // relative errors: norm of the difference / norm; of gradients and parameters, for each tensor alone
 typedef struct {

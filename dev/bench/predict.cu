@@ -35,6 +35,7 @@ typedef enum {
     GELUS,
     CLASSIFIERS,
     EMBEDDINGS,
+    NEWTON_SCHULZ,
     UPDATES,
     COPIES,
     GROUPS
@@ -42,7 +43,8 @@ typedef enum {
 
 static const char *const group_names[GROUPS] = {
     "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",
-    "GELU",          "classifier",   "embedding",         "norm, AdamW",        "copies, fills"};
+    "GELU",          "classifier",   "embedding",         "Newton-Schulz",      "norm, optimizer",
+    "copies, fills"};
 
 // the first row whose word begins the operation's name
 static const struct {
@@ -56,6 +58,7 @@ static const struct {
                    {"classifier", CLASSIFIERS},
                    {"loss_sum", CLASSIFIERS},
                    {"embedding", EMBEDDINGS},
+                   {"muon_newton_schulz", NEWTON_SCHULZ},
                    {"", UPDATES}};
 
 // the same call, `times` in an update

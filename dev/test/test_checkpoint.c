@@ -775,7 +775,7 @@ TEST(test_bytes_promised) {
     for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
         Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
         const char *folder = save_kind(run, k + 1, "", kind);
-        size_t promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments);
+        size_t promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments, OPTIMIZER_ADAMW);
         size_t bytes =
             data_bytes(joined(folder, checkpoint_files[0])) + data_bytes(joined(folder, checkpoint_files[1]));
         size_t partial_blocks = kind.moments == DT_U8 ? 2 * sizeof(float) * (size_t)num_param_tensors(c.num_layers) : 0;

@@ -412,7 +412,8 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
 // Stops unless the checkpoint has the state of this optimizer.
 static inline void check_same_optimizer(const ModelFile *file, OptimizerKind wanted) {
     bool by_adamw = model_find(file, "v.", "h.0.attn.c_attn.weight") != NULL;
-    if (by_adamw == (wanted == OPTIMIZER_ADAMW)) { return; }
+    bool by_muon = model_find(file, "v.", "wte.weight") && !by_adamw;
+    if (wanted == OPTIMIZER_ADAMW ? !by_muon : !by_adamw) { return; }
     input_error("'%s' has the state of --optimizer %s, but this run has --optimizer %s: resume with --optimizer %s, or "
                 "begin a new run from its weights with -e and another -o",
                 file->file.path, by_adamw ? "adamw" : "muon", by_adamw ? "muon" : "adamw", by_adamw ? "adamw" : "muon");
