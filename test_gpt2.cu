@@ -318,7 +318,8 @@ typedef struct {
     ModelFile file;
     int tokens[GOLDEN_ROWS], targets[GOLDEN_ROWS];
     real loss, losses[GOLDEN_STEPS], grad_norms[GOLDEN_STEPS], logits[GOLDEN_LOGITS];
-    real *grads, *final;
+    real muon_losses[GOLDEN_STEPS];
+    real *grads, *final, *muon_final;
 } Golden;
 
 // out (n) = a whole tensor, as `real`, or as int if the file stores I32
@@ -343,12 +344,15 @@ static int golden_open(void **state) {
     golden_read(g, "targets", g->targets, GOLDEN_ROWS);
     golden_read(g, "loss", &g->loss, 1);
     golden_read(g, "losses", g->losses, GOLDEN_STEPS);
+    golden_read(g, "muon_losses", g->muon_losses, GOLDEN_STEPS);
     golden_read(g, "grad_norms", g->grad_norms, GOLDEN_STEPS);
     golden_read(g, "logits", g->logits, GOLDEN_LOGITS);
     g->grads = empty_block(&config);
     g->final = empty_block(&config);
+    g->muon_final = empty_block(&config);
     block_load(&g->file, "grads.", g->grads);
     block_load(&g->file, "final.", g->final);
+    block_load(&g->file, "muon_final.", g->muon_final);
     *state = g;
     return 0;
 }
@@ -357,6 +361,7 @@ static int golden_close(void **state) {
     Golden *g = (Golden *)*state;
     free(g->grads);
     free(g->final);
+    free(g->muon_final);
     model_close(&g->file);
     return 0;
 }
@@ -413,7 +418,7 @@ static ModelOptions rounding(ModelOptions p) {
 static const Tolerance *tolerance_of(ModelOptions p) { return p.round_matmul_inputs ? &tolerances[1] : tolerance; }
 
 static StepHyper golden_hyper(int step) {
-    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1};
+    StepHyper hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1, (real)0.95};
     return hyper;
 }
 
@@ -506,6 +511,39 @@ static void check_ten_steps(const Golden *g, const char *name, ModelOptions opti
     free(expected);
     free(initial);
     gpt2_free(&m);
+}
+
+// As check_ten_steps. The keys' bias is AdamW's too.
+static void check_ten_steps_of_muon(const Golden *g, const char *name, ModelOptions options) {
+    const Tolerance *limit = tolerance_of(options);
+    GPT2 m;
+    options.sharding.optimizer = OPTIMIZER_MUON;
+    golden_model(&m, g, options);
+    real *initial = copy_block(&m, weights(&m));
+    for (int i = 0; i < GOLDEN_STEPS; i++) {
+        double loss = gradients(&m, g->tokens, g->targets);
+        assert_close("loss of a step of Muon", relative_difference(loss, (double)g->muon_losses[i]), limit->step_loss);
+        StepHyper hyper = golden_hyper(i + 1);
+        gpt2_norm(&m);
+        gpt2_update(&m, &hyper);
+    }
+    settle(&m);
+    assert_padding_zero(weights(&m), &m.config);
+    assert_padding_zero(first_moment(&m), &m.config);
+    real *got = copy_block(&m, weights(&m)), *expected = copy_block(&m, g->muon_final);
+    copy_key_bias(expected, initial, &m.config);
+    assert_blocks_close(name, got, expected, &m.config, limit->final);
+    free(got);
+    free(expected);
+    free(initial);
+    gpt2_free(&m);
+}
+
+TEST(test_ten_steps_of_muon) {
+    const Golden *g = (const Golden *)*state;
+    check_ten_steps_of_muon(g, "after ten steps of Muon", training(GOLDEN_B, GOLDEN_T));
+    check_ten_steps_of_muon(g, "after ten steps of Muon, matmul inputs rounded",
+                            rounding(training(GOLDEN_B, GOLDEN_T)));
 }
 
 TEST(test_ten_steps) {

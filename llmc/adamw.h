@@ -36,8 +36,8 @@ typedef struct {
 } AdamWScales;
 
 static inline AdamWScales adamw_scales(const StepHyper *hyper) {
-    AdamWScales s = {hyper->beta1, hyper->beta2, hyper->epsilon, hyper->clip,          hyper->momentum, 0,
-                     0,            0,            hyper->seed,    (uint64_t)hyper->step};
+    AdamWScales s = {hyper->beta1, hyper->beta2,         hyper->epsilon, hyper->clip, hyper->momentum, 0, 0, 0,
+                     hyper->seed,  (uint64_t)hyper->step};
     s.step_size = (real)(hyper->learning_rate / (1 - pow((double)hyper->beta1, hyper->step)));
     s.second_scale = (real)(1 / (1 - pow((double)hyper->beta2, hyper->step)));
     s.keep = REAL_MATH(fma)(-hyper->learning_rate, hyper->weight_decay, 1);
@@ -67,7 +67,8 @@ static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e
 // ---- the textbook: MOMENT_BLOCK elements at a time, since 8-bit moments share a scale
 
 // the random bits that round w, m or v of element e of a range
-static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what, const StepHyper *hyper) {
+static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what,
+                                               const StepHyper *hyper) {
     size_t element = view_element(range, range->tensor_offset + e);
     uint64_t group =
         group_rounding_bits(hyper->seed, (uint64_t)hyper->step, (uint64_t)range->tensor, what, element / 4);

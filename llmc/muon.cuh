@@ -12,9 +12,17 @@ defines: cuda_muon_momentum, cuda_muon_newton_schulz, cuda_muon_weights
 */
 #pragma once
 #include "llmc/adamw.cuh"
+#include "llmc/adamw.h"
+#include "llmc/common/cuda_common.cuh"
+#include "llmc/common/device.cuh"
+#include "llmc/common/floatx.h"
+#include "llmc/common/ptx.cuh"
+#include "llmc/common/rng.h"
 #include "llmc/global_norm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/moments.h"
 #include "llmc/muon.h"
+#include "llmc/ops.h"
 
 enum { MUON_THREADS = 256, MUON_BLOCKS = 4 };  // blocks per multiprocessor
 
@@ -29,10 +37,9 @@ static inline int muon_blocks(size_t count, const Exec *ex) {
 
 // elements [e, e + count) of the range, in the warp's block of moments; WHOLE: count is ADAMW_GROUP
 template <bool WHOLE, class M, class G>
-static __device__ __forceinline__ void muon_momentum_group(const OptimizerState &state, floatX *update,
-                                                           const void *grads, size_t e, int count,
-                                                           const UpdateRange &range, float grad_scale,
-                                                           const AdamWScales &s) {
+static __device__ __forceinline__ void
+muon_momentum_group(const OptimizerState &state, floatX *update, const void *grads, size_t e, int count,
+                    const UpdateRange &range, float grad_scale, const AdamWScales &s) {
     constexpr bool CODES = std::is_same_v<M, uint8_t>;
     size_t i = range.offset + e, block = (i - lane_id() * ADAMW_GROUP) / MOMENT_BLOCK;
     uint64_t first = range.tensor_offset + e;

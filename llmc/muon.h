@@ -5,19 +5,25 @@ Muon (Jordan 2024): momentum, orthogonalised, for the matrices of transformer bl
   X = u / (|u| + 1e-7), |u| the Frobenius norm; five times       newton_schulz
       A = X X^T;  X = (a I + b A + c A^2) X                      (a, b, c) = (3.4445, -4.7750, 2.0315)
   w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, cols)) X          muon_weights
-A step of Newton-Schulz replaces each singular value x of X by a x + b x^3 + c x^5. The constants raise small values fast:
-after five steps, all but the tiniest are between 0.7 and 1.2, and the directions of u have equal weight. The factor
-0.2 sqrt(max(rows, cols)) gives the step AdamW's size, about 0.2 lr an element, so AdamW's learning rate and weight
-decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, equation 4).
+A step of Newton-Schulz replaces each singular value x of X by a x + b x^3 + c x^5. The constants raise small values
+fast: after five steps, all but the tiniest are between 0.7 and 1.2, so all directions of u have about equal weight. The
+factor 0.2 sqrt(max(rows, cols)) gives the step AdamW's size, about 0.2 lr an element, so AdamW's learning rate and
+weight decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, equation 4).
 For a matrix with more rows than columns the same numbers come from A = X^T X;  X = X (a I + b A + c A^2).
-Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. m and w are rounded as in adamw.h.
-Storage     m as AdamW's; there is no v. Shapes: adamw.h.
-Bytes       an element of fp32 state: momentum 16 and u, weights 8 and X; Newton-Schulz: matmuls, bound by arithmetic
+Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. m and w: as in adamw.h
+Storage     m as AdamW's, and no v
+Shapes      a matrix (rows,cols); m, g and w are flat arrays, of which UpdateRange selects elements of one tensor
+Bytes       an element with fp32 state: 16 for momentum (m twice, g, u), 12 for weights (w twice, X). Newton-Schulz is
+            bound by arithmetic: newton_schulz_flops in ops.h
 defines: NewtonSchulz, newton_schulz_open, newton_schulz_polynomial, muon_scale, muon_moment, muon_weight,
          reference_muon_momentum, reference_muon_newton_schulz, reference_muon_weights
 */
 #pragma once
 #include "llmc/adamw.h"
+#include "llmc/common/floatx.h"
+#include "llmc/common/rng.h"
+#include "llmc/gradient.h"
+#include "llmc/ops.h"
 
 #define MUON_A ((real)3.4445)
 #define MUON_B ((real)-4.7750)
@@ -45,7 +51,7 @@ static inline HOST_DEVICE real newton_schulz_polynomial(real a, real a_squared, 
     return REAL_MATH(fma)(MUON_C, a_squared, REAL_MATH(fma)(MUON_B, a, diagonal ? MUON_A : 0));
 }
 
-// How newton_schulz divides its scratch. x and y take turns as source and result of a step; step 0 reads y.
+// How Newton-Schulz divides its scratch. x and y take turns as source and result of a step; step 0 reads y.
 typedef struct {
     int m;             // the smaller of rows and cols
     bool tall;         // more rows than cols: A = X^T X

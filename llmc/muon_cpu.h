@@ -4,10 +4,13 @@ are those of the textbook in muon.h, which has the formulas.
 defines: cpu_muon_momentum, cpu_muon_newton_schulz, cpu_muon_weights
 */
 #pragma once
+#include "llmc/adamw.h"
 #include "llmc/adamw_cpu.h"
+#include "llmc/common/floatx.h"
 #include "llmc/global_norm_cpu.h"
 #include "llmc/matmul_cpu.h"
 #include "llmc/muon.h"
+#include "llmc/ops.h"
 
 // elements [start, start + n) of a range
 static inline void muon_momentum_tile(floatX *update, const OptimizerState *state, Gradient grads, size_t start,
@@ -90,7 +93,8 @@ static inline void cpu_muon_weights(const OptimizerState *state, const floatX *u
     real keep = scales.keep, step = hyper->learning_rate * scale;
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < range->count; start += ADAMW_TILE) {
-        size_t left = range->count - start, n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE, i = range->offset + start;
+        size_t left = range->count - start, n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
+        size_t i = range->offset + start;
         real buffer[ADAMW_TILE], *w = tile_of_weights(state, i, n, buffer);
         const floatX *x = update + start;
 #pragma omp simd

@@ -281,7 +281,7 @@ OP(global_norm_squared,                                                         
    ranges, on the device and sorted by offset, are the elements to update, n with the padding between them */          \
 OP(adamw_update,                                                                                                       \
    (const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *ranges, int num_ranges,  \
-    size_t n, const StepHyper *hyper, Exec *ex),                                                                           \
+    size_t n, const StepHyper *hyper, Exec *ex),                                                                       \
    (state, grads, norm_squared, ranges, num_ranges, n, hyper, ex),                                                     \
    0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
    make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
@@ -292,8 +292,8 @@ OP(adamw_update,                                                                
    make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
    GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
                                                                                                                        \
-/* Muon's first part, on a range of a matrix: m = momentum m + g;  update (range->count) = g + momentum m, where g are  \
-   the gradients scaled as above. m is rounded as above. range is on the host */                                        \
+/* Muon's first part, on a range of a matrix: m = momentum m + g;  update (range->count) = g + momentum m. g are the   \
+   gradients, scaled as AdamW's; m is rounded as AdamW's. range is on the host */                                      \
 OP(muon_momentum,                                                                                                      \
    (floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *range,   \
     const StepHyper *hyper, Exec *ex),                                                                                 \
@@ -302,16 +302,16 @@ OP(muon_momentum,                                                               
    make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, moment_blocks(range->count), 1),                  \
    GRAD_IN(grads, range->count, 1), IN(norm_squared, 1, 1))                                                            \
                                                                                                                        \
-/* Muon's second part, on a whole matrix: x (rows,cols), in place, is orthogonalised: its singular values become about  \
-   1.  scratch (newton_schulz_scratch(rows,cols)) */                                                                   \
-OP(muon_newton_schulz,                                                                                                      \
+/* Muon's second part: orthogonalises x (rows,cols), in place, so that its singular values become about 1.             \
+   scratch (newton_schulz_scratch(rows,cols)) */                                                                       \
+OP(muon_newton_schulz,                                                                                                 \
    (floatX *x, floatX *scratch, int rows, int cols, Exec *ex),                                                         \
    (x, scratch, rows, cols, ex),                                                                                       \
    newton_schulz_flops(rows, cols), INOUT(x, rows, cols),                                                              \
    make_operand("scratch", scratch, DT_FLOATX, 0, newton_schulz_scratch(rows, cols), 1))                               \
                                                                                                                        \
-/* Muon's third part: params and their masters or remainders, w = w (1 - lr decay) - lr scale update (range->count).    \
-   They are rounded as AdamW's. If the norm of the gradients is not finite, nothing changes */                          \
+/* Muon's third part, on params and their masters or remainders, which are rounded as AdamW's:                         \
+   w = w (1 - lr decay) - lr scale update (range->count).  If the gradients' norm is not finite, nothing changes */    \
 OP(muon_weights,                                                                                                       \
    (const OptimizerState *state, const floatX *update, const real *norm_squared, const UpdateRange *range, real scale, \
     const StepHyper *hyper, Exec *ex),                                                                                 \

@@ -107,7 +107,7 @@ def tune(runs, text, model, optimizer):
 
 
 def share_at(shares, losses, wanted):
-    """the share of the tokens at which the loss is `wanted`: linear in the logarithm; beyond the ends, the end's line"""
+    """the share of the tokens at which the loss is `wanted`, linear in the logarithm; beyond an end, the end's line"""
     points = list(zip(map(math.log, shares), losses))
     i = next((i for i in range(1, len(points)) if points[i][1] <= wanted), len(points) - 1)
     (x0, y0), (x1, y1) = points[i - 1], points[i]

@@ -42,9 +42,8 @@ typedef enum {
 } Group;
 
 static const char *const group_names[GROUPS] = {
-    "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",
-    "GELU",          "classifier",   "embedding",         "Newton-Schulz",      "norm, optimizer",
-    "copies, fills"};
+    "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",    "GELU",
+    "classifier",    "embedding",    "Newton-Schulz",     "norm, optimizer",    "copies, fills"};
 
 // the first row whose word begins the operation's name
 static const struct {

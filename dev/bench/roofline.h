@@ -210,7 +210,7 @@ static inline bool is_newton_schulz(const OpCall *call) { return strcmp(call->op
 // seconds before the operation's kernels and copies; cuBLASLt's kernels are not launched early
 static inline double launch_gaps(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
     Gemm gemm[2];
-    int gemms = is_newton_schulz(call) ? 3 * NEWTON_SCHULZ_STEPS
+    int gemms = is_newton_schulz(call)                 ? 3 * NEWTON_SCHULZ_STEPS
                 : strncmp(call->op, "matmul_", 7) == 0 ? gemms_of(call, gemm)
                                                        : 0;
     int early = r->gpu.capability >= 90 && kernels->kernels > gemms ? kernels->kernels - gemms : 0;
@@ -266,7 +266,8 @@ static inline double newton_schulz_seconds(const Roofline *r, const OpCall *call
     const Operand *x = find_operand(call, "x");
     const double size = sizeof(floatX), rows = (double)x->rows, cols = (double)x->cols;
     const double m = fmin(rows, cols), n = fmax(rows, cols), all = size * m * n, square = size * m * m;
-    const Gemm gram = {m, m, n, size, rows > cols}, power = {m, m, m, size, false}, product = {cols, rows, m, size, false};
+    const Gemm gram = {m, m, n, size, rows > cols}, power = {m, m, m, size, false};
+    const Gemm product = {cols, rows, m, size, false};
     double step = gemm_seconds(r, &gram, all + square, level) + gemm_seconds(r, &power, 2 * square, level) +
                   gemm_seconds(r, &product, 2 * all + square, level) + stream_seconds(r, "", 3 * square, level) +
                   START[level];

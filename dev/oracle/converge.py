@@ -95,7 +95,8 @@ def main():
     model.to(args.device)
     betas = (args.beta1, args.beta2)
     optimizer = (make_adamw(model, args.lr, betas, args.weight_decay) if args.optimizer == "adamw" else
-                 MuonAndAdamW(model, args.lr, betas, args.weight_decay, fp32=args.optimizer == "muon_fp32"))
+                 MuonAndAdamW(model, args.lr, betas, args.weight_decay,
+                              products="float32" if args.optimizer == "muon_fp32" else "bfloat16"))
     trained = torch.compile(model) if args.compile else model
 
     losses = []

@@ -117,14 +117,13 @@ def make_adamw(model, lr, betas=(0.9, 0.95), weight_decay=0.1):
 class MuonAndAdamW:
     """torch.optim.Muon for the matrices of blocks, q, k and v as three, and AdamW for the rest.
 
-    torch computes Newton-Schulz in bf16. fp32: the same code in float32.
+    torch computes Newton-Schulz in bf16. products: "float32" or "float64" runs the same code in that type.
     """
 
-    def __init__(self, model, lr, betas, weight_decay, momentum=0.95, fp32=False):
+    def __init__(self, model, lr, betas=(0.9, 0.95), weight_decay=0.1, momentum=0.95, products="bfloat16"):
         import torch.optim._muon as torch_muon
-        if fp32:
-            source = inspect.getsource(torch_muon._zeropower_via_newtonschulz)
-            exec(source.replace("torch.bfloat16", "torch.float32"), torch_muon.__dict__)
+        source = inspect.getsource(torch_muon._zeropower_via_newtonschulz)
+        exec(source.replace("torch.bfloat16", f"torch.{products}"), torch_muon.__dict__)
         matrices = [p for name, p in model.named_parameters() if name.startswith("h.") and p.dim() == 2]
         self.parts = []  # (parameter of torch.optim.Muon, whole parameter, its rows): a view of the whole
         for p in matrices:

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Writes dev/test/golden/gpt2_tiny.safetensors: one tiny GPT-2, its loss, logits, gradients and ten AdamW steps.
+"""Writes dev/test/golden/gpt2_tiny.safetensors: one tiny GPT-2, its loss, logits, gradients, ten steps of AdamW and of
+Muon (torch.optim.Muon, from torch 2.9 on).
 
     /usr/bin/python3 dev/oracle/write_golden.py
 
@@ -12,6 +13,7 @@ rounding. The shape tests odd sizes: T is below the longest context, and B, V an
   logits           [B, T, V]       at params
   losses           [10]            before each update
   grad_norms       [10]            before clipping; all above 1, so every step clips
+  muon_losses, muon_final.<name>   of ten steps of Muon
 
 Names and layouts are Hugging Face's (Conv1D matrices are [in, out]). A test must know two facts:
   - positions T and up of wpe have no gradient, but decay;
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 
 import model_files
-from gpt2 import GPT2, Shape, hf_tensors, make_adamw, train_step
+from gpt2 import GPT2, MuonAndAdamW, Shape, hf_tensors, load_hf, make_adamw, train_step
 
 SHAPE, V, MAX_T, B, T = Shape(L=2, NH=3, C=48), 67, 20, 3, 16
 STEPS, LR, SEED = 10, 1e-3, 1558
@@ -67,6 +69,12 @@ def main():
     losses, norms = zip(*(train_step(model, optimizer, tokens, targets) for _ in range(STEPS)))
     golden.update({"losses": torch.stack(losses), "grad_norms": torch.stack(norms)})
     golden.update({f"final.{name}": x for name, x in hf_tensors(model).items()})
+
+    load_hf(model, {name.removeprefix("params."): x for name, x in golden.items() if name.startswith("params.")})
+    optimizer = MuonAndAdamW(model, LR, products="float64")
+    muon_losses, _ = zip(*(train_step(model, optimizer, tokens, targets) for _ in range(STEPS)))
+    golden["muon_losses"] = torch.stack(muon_losses)
+    golden.update({f"muon_final.{name}": x for name, x in hf_tensors(model).items()})
 
     golden = {name: x.float() for name, x in golden.items()}
     golden.update({"tokens": tokens.int(), "targets": targets.int()})

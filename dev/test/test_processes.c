@@ -244,8 +244,7 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
                 same_elements(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
                 same_elements(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
                 same_elements(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
-                same_elements(a->m, b->m, x.state, y.state, n, size) &&
-                same_elements(a->v, b->v, x_v, y_v, v, size) &&
+                same_elements(a->m, b->m, x.state, y.state, n, size) && same_elements(a->v, b->v, x_v, y_v, v, size) &&
                 same_elements(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
                 same_elements(a->v_scales, b->v_scales, x_v / MOMENT_BLOCK, y_v / MOMENT_BLOCK, moment_blocks(v), 4);
             CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->options.sharding.stage,

@@ -2,7 +2,7 @@
 A checkpoint is a folder RUN/step_00000100 with
   model.safetensors                 the weights, as Hugging Face's GPT-2 reads them (model_file.h)
   config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
-  optimizer.safetensors             m.<name>, v.<name> of tensors that AdamW updates, and master.<name> where weights are
+  optimizer.safetensors             m.<name>, v.<name> if AdamW updates the tensor, and master.<name> where weights are
                                     rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
   manifest.json                     the size and the CRC32C of each file (manifest.h)
@@ -30,6 +30,7 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
 #include "llmc/common/json_file.h"
 #include "llmc/ops.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
 #include <fcntl.h>
 #include <fnmatch.h>

@@ -157,8 +157,8 @@ static inline void move_range(const StoredTensor *t, unsigned char *elements, Pa
 
 // ---- writing
 
-// One tensor for each parameter: named prefix + the parameter's name, its elements in `buffer`. With Muon, matrices have
-// no second moments.
+// One tensor for each parameter: named prefix + the parameter's name, its elements in `buffer`. Muon's matrices have no
+// second moments.
 typedef struct {
     const char *prefix;        // "" for the weights, "m.", "v.", "m_scales.", "v_scales." or "master."
     const void *buffer;        // on the device; NULL: this model has no such tensors
@@ -211,8 +211,8 @@ static inline void family_fetch(void *host, const TensorFamily *family, ParamRan
     free(remainder);
 }
 
-// Writes the elements of a family that this rank owns. Its tensors were declared from index `index` on. Returns the index
-// of the next family. Tensor-parallel rank 0 writes a replicated tensor.
+// Writes the elements of a family that this rank owns. Its tensors were declared from `index` on; returns the next
+// family's index. Tensor-parallel rank 0 writes a replicated tensor.
 static inline int family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
     ParamLayout layout = param_layout_sharded(s->config, s->sharding);
     size_t size = dtype_size(family->dtype);

@@ -224,7 +224,9 @@ static inline void host_enqueue_copy(void *to, const void *from, size_t bytes, E
 static inline void host_enqueue_copy_rows(void *to, size_t to_stride, const void *from, size_t from_stride,
                                           size_t bytes, size_t rows, Exec *ex) {
     (void)ex;
-    for (size_t i = 0; i < rows; i++) { memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, bytes); }
+    for (size_t i = 0; i < rows; i++) {
+        memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, bytes);
+    }
 }
 static inline CopyWork host_copy_begin(int stream, void *to, const void *from, size_t bytes, Exec *ex) {
     (void)stream, (void)ex;

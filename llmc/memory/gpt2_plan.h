@@ -190,8 +190,8 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);
-        plan_optimizer(plan, false, s->stage < 1 ? total : shard,
-                       second_moments_before(&layout, num_buckets(&layout)), o, s->offload > 0 ? HOST : STATE);
+        plan_optimizer(plan, false, s->stage < 1 ? total : shard, second_moments_before(&layout, num_buckets(&layout)),
+                       o, s->offload > 0 ? HOST : STATE);
         PLAN_ADD(update_ranges, STATE, DT_U8, max_update_ranges(&layout), sizeof(UpdateRange));
         if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }

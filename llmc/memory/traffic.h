@@ -14,15 +14,18 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
   Loss and squared norm: one all-reduce of two numbers
   Muon (orthogonalise.h), with M parameters of matrices: at -z 1 to 3 about M / N to the owners, and M / N back; at -z 0
   broadcasts of M
-defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
+defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes,
+         gpt2_sent_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
 #include "llmc/common/range.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/ops.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
+#include "llmc/shapes/update_buckets.h"
 
 // of one GEMM of all heads over the pairs of a query and a key, in one block
 static inline double attention_flops_per_token(const GPT2Config *c, int T) { return c->channels * (T + 1.0); }
@@ -33,8 +36,8 @@ static inline double model_flops_per_token(const GPT2Config *c, int T) {
     return 6 * weights + 6 * L * attention_flops_per_token(c, T);
 }
 
-// FLOPs of Newton-Schulz, of one update, as a share of the model's FLOPs for `tokens` of all ranks. With -tp each of its
-// ranks does the same work.
+// FLOPs of Newton-Schulz in an update, as a share of the model's FLOPs for `tokens`, the update's tokens on all ranks.
+// With -tp t it counts t times: the tensor-parallel ranks all do the same work.
 static inline double newton_schulz_share(const GPT2Config *c, const Sharding *s, int T, double tokens) {
     ParamLayout layout = param_layout_sharded(c, *s);
     double flops = 0;

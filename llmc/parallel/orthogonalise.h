@@ -1,11 +1,11 @@
 /*
-A round of Muon (shapes/update_buckets.h) over the ranks: each matrix is gathered to the rank that owns it,
-orthogonalised there, and returned.
-  -z 0         every rank has the update of the whole matrix. The owner broadcasts the orthogonalised one
-  -z 1 to 3    each rank has the update of the elements in its shard, sends it to the owner and receives the result
-  -tp t        a rank holds slices. The tensor-parallel ranks of the owner gather the matrix from their slices, and all t
-               orthogonalise it: they do the same work
-The matrix is the same at every layout, and so are the bits of the result.
+A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs whole matrices, and ranks hold parts:
+each matrix is gathered on the rank that owns it, orthogonalised there, and returned.
+  -z 0         every rank has the whole update; the owner broadcasts the orthogonalised one
+  -z 1 to 3    a rank sends the part in its shard to the owner, and receives its part of the result
+  -tp t        a rank holds slices. The t ranks of the owner's tensor-parallel group gather the matrix from their
+               slices, and all of them orthogonalise it: t times the work, but no second exchange
+The matrix does not depend on the layout, so the result has the same bits at each.
 defines: Muon, muon_open, muon_part, muon_orthogonalise, muon_receive
 */
 #pragma once
@@ -93,8 +93,8 @@ static inline void muon_orthogonalise_own(const Muon *m, int i) {
         }
     }
     for (size_t k = 0; k < matrices; k++) {
-        z->ops->muon_newton_schulz(whole + k * (size_t)rows * (size_t)cols, m->scratch + m->at.newton_schulz, rows, cols,
-                              z->ex);
+        z->ops->muon_newton_schulz(whole + k * (size_t)rows * (size_t)cols, m->scratch + m->at.newton_schulz, rows,
+                                   cols, z->ex);
     }
     if (t > 1) { muon_copy_slice(m, whole, slice, &layout->slice[id], true); }
 }
@@ -115,7 +115,7 @@ static inline void muon_receive(const Muon *m, int i) {
     const Zero *z = m->zero;
     MuonMatrix matrix = muon_matrix(&z->layout, i);
     if (z->layout.sharding.stage > 0 || z->dp->size == 1) { return; }
-    CommWork work = comm_broadcast(muon_part(m, i), param_count(&z->layout, matrix.id), DT_FLOATX, matrix.owner, z->dp,
-                                   z->ex);
+    CommWork work =
+        comm_broadcast(muon_part(m, i), param_count(&z->layout, matrix.id), DT_FLOATX, matrix.owner, z->dp, z->ex);
     comm_wait(work, z->dp, z->ex);
 }

@@ -128,9 +128,7 @@ static inline void update_bucket(Update *u, int i, const real *norm_squared, con
         z->ops->adamw_update(&state, grads, norm_squared, u->ranges + b->first_range, b->num_ranges, b->count, hyper,
                              z->ex);
         break;
-    case UPDATE_MOMENTUM:
-        z->ops->muon_momentum(update, &state, grads, norm_squared, range, hyper, z->ex);
-        break;
+    case UPDATE_MOMENTUM: z->ops->muon_momentum(update, &state, grads, norm_squared, range, hyper, z->ex); break;
     case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->matrix); break;
     case UPDATE_WEIGHTS: {
         ParamId id = muon_matrix(&z->layout, b->matrix).id;

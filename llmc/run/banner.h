@@ -27,6 +27,7 @@ defines: print_banner, print_plan, print_version
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/activations.h"
+#include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
 
 static inline void print_example_notes(const Examples *e, const char *flag, const char *pattern, int T) {

@@ -13,6 +13,7 @@ defines: default_args, HELLASWAG_JSON, ARG, MAX_SEED, flag_table, NUM_FLAGS, arg
 #include "llmc/run/backends.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/train_args.h"
+#include "llmc/shapes/layout.h"
 #include <limits.h>
 
 // fields that are not listed are 0 or NULL

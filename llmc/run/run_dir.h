@@ -115,8 +115,7 @@ static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
     bool has_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;
     double room = (double)disk.f_bavail * (double)disk.f_frsize;
     double tokenizer = 32.0 * c->vocab_size;  // vocab.json and merges.txt take about 32 bytes a token
-    double tensors =
-        (double)checkpoint_bytes(c, has_masters, moment_types[a->moments], (OptimizerKind)a->optimizer);
+    double tensors = (double)checkpoint_bytes(c, has_masters, moment_types[a->moments], (OptimizerKind)a->optimizer);
     double needed = tensors + tokenizer;
     if (room < needed) {
         input_error(

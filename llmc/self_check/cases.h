@@ -148,16 +148,11 @@ static const OpShape update_shapes[] = {
     {.n = 1, .slack = 2},  // stochastic rounding is off by up to a unit, not half
 };
 
-// OC rows and C columns. Slack: each of five steps multiplies a small singular value, and an error of its size, by up to
-// 3.4.
+// OC rows and C columns. Slack: each of five steps multiplies small singular values, and errors of their size, by 3.4.
 static const OpShape newton_schulz_shapes[] = {
     {.C = 768, .OC = 3072, .slack = 3},  // GPT-2's fcw
-    {.C = 96, .OC = 96, .slack = 3},
-    {.C = 160, .OC = 40, .slack = 3},
-    {.C = 40, .OC = 160, .slack = 3},
-    {.C = 67, .OC = 37, .slack = 3},
-    {.C = 19, .OC = 23, .slack = 3},
-    {.C = 5, .OC = 1, .slack = 3},
+    {.C = 96, .OC = 96, .slack = 3},    {.C = 160, .OC = 40, .slack = 3}, {.C = 40, .OC = 160, .slack = 3},
+    {.C = 67, .OC = 37, .slack = 3},    {.C = 19, .OC = 23, .slack = 3},  {.C = 5, .OC = 1, .slack = 3},
     {.C = 1, .OC = 1, .slack = 3},
 };
 
@@ -527,8 +522,7 @@ static inline void fill_update(Problem *p) {
 static inline StepHyper update_numbers(const Problem *p, int variant) {
     real norm = (real)sqrt((double)p->shape.n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
     int which_clip = (adamw_weights(variant) + adamw_moments(variant) + adamw_grads(variant)) % ADAMW_KINDS;
-    StepHyper hyper = {(real)0.1,        (real)0.9, (real)0.95, (real)0.01, (real)0.3,
-                       clip[which_clip], 3,         42,         (real)0.95};
+    StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42, (real)0.95};
     return hyper;
 }
 

@@ -1,7 +1,8 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
-         ParamId, SplitAxis, param_specs, param_is_layered, param_is_matrix, param_split, param_layers, param_rows, param_cols,
+         ParamId, SplitAxis, param_specs, param_is_layered, param_is_matrix, param_split, param_layers, param_rows,
+         param_cols,
          param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters,
          num_matrix_parameters
 
@@ -162,9 +163,7 @@ static const struct {
 static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
 
 // the matrices of a block, which Muon updates; the optimizer of all other tensors is AdamW
-static inline bool param_is_matrix(ParamId id) {
-    return param_is_layered(id) && param_specs[id].rows != DIM_ONE;
-}
+static inline bool param_is_matrix(ParamId id) { return param_is_layered(id) && param_specs[id].rows != DIM_ONE; }
 
 static inline SplitAxis param_split(ParamId id) { return param_specs[id].split; }
 

@@ -1,14 +1,15 @@
 /*
-An update as a list of buckets, which are worked off one by one.
+An update as a list of buckets, which run one after another.
 AdamW       Without --offload an update bucket is all parameters at -z 0, and this rank's chunk of a parameter bucket
             (layout.h) from -z 1 on. With --offload it is at most MAX_UPDATE_BUCKET elements of that, so that a small
-            double buffer on the device can hold its state. With Muon the buckets of AdamW leave out the matrices.
-Muon        A matrix is one of qkvw, fcw, fcprojw and attprojw of a layer. Matrix i belongs to data-parallel rank
-            i % dp_size, which orthogonalises it. So a round is dp_size matrices. The list has for each round
-              momentum          of the elements of these matrices that this rank updates
-              orthogonalise     of the rank's own matrix, with all matrices ordered by cost: dearest first
-              weights           of the elements again
-            With --offload a matrix has several buckets of momentum and of weights.
+            double buffer on the device can hold its state. With Muon the matrices of layers are left out.
+Muon        A matrix is qkvw, fcw, fcprojw or attprojw of a layer; they are numbered in this order, from the most
+            expensive to the cheapest. Data-parallel rank i % dp_size owns matrix i and orthogonalises it. A round is
+            dp_size matrices, one for each rank, so the ranks share the work equally. For each round the list has
+              momentum         of this rank's elements of the matrices
+              orthogonalise    the rank's own matrix, gathered from all ranks
+              weights          of this rank's elements of the matrices
+            With --offload a matrix may have several buckets of momentum and of weights.
 defines: MAX_UPDATE_BUCKET, update_bucket_elements, MuonMatrix, num_muon_matrices, muon_matrix, muon_rows, muon_cols,
          MuonScratch, muon_scratch, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list,
          update_list_free
@@ -56,11 +57,11 @@ static inline int muon_rows(const ParamLayout *layout, ParamId id) {
 }
 static inline int muon_cols(const ParamLayout *layout, ParamId id) { return (int)layout->slice[id].global_cols; }
 
-// Where the buffers of a round begin in scratch memory, in elements; `end` is the size of all. On one rank, slice is the
-// matrix, and the first three are empty.
+// Where the buffers of a round begin in scratch memory, in elements; `end` is their total size. On one rank, slice is
+// the whole matrix, and the buffers before it are empty.
 typedef struct {
-    size_t parts;          // this rank's part of each matrix of the round; at stage 0 a matrix that another rank returns
-    size_t part;           // elements from part to part
+    size_t parts;          // this rank's part of each matrix of the round; at stage 0 one matrix of another rank
+    size_t part;           // elements from one part to the next
     size_t gathered;       // -tp: slices of all tensor-parallel ranks
     size_t whole;          // -tp: the matrix that the slices make
     size_t slice;          // of the rank's own matrix
