@@ -44,8 +44,12 @@ static inline void muon_normalise(floatX *y, real *norm_squared, const floatX *x
     Gradient all = {(void *)x, DT_FLOATX};
     cpu_global_norm_squared(norm_squared, all, GRAD_SET, n, ex);
     real norm = REAL_MATH(sqrt)(*norm_squared) + MUON_EPSILON;
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) { y[i] = to_floatX(to_real(x[i]) / norm); }
+#pragma omp parallel for schedule(static)
+    for (size_t start = 0; start < n; start += ADAMW_TILE) {
+        size_t end = n - start < ADAMW_TILE ? n : start + ADAMW_TILE;
+#pragma omp simd
+        for (size_t i = start; i < end; i++) { y[i] = to_floatX(to_real(x[i]) / norm); }
+    }
 }
 
 // poly (m,m), which holds A^2, = a I + b A + c A^2

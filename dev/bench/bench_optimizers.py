@@ -6,9 +6,10 @@
 Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library (libpython3-stdlib), its
            files in a random order. Tokens are bytes; the last tenth is for validation.
 Tuning     a grid of learning rates and two weight decays, seed 1. While the best learning rate is the first or the last
-           of the grid, the grid grows by another.
-Comparison at the best setting, SEEDS seeds: AdamW with all steps, and Muon with shares of them, each with a whole
-           cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
+           of the grid, the grid grows by another. AdamW then runs FINALISTS settings with all seeds, and the best mean
+           counts: one lucky seed at the edge of stability does not.
+Comparison SEEDS seeds: AdamW with all steps, and Muon, at the best setting of seed 1, with shares of them, each with a
+           whole cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
 Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
            the order of the data, the same for both optimizers: seeds are paired.
 
@@ -31,10 +32,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 RUNS = os.path.join(ROOT, "dev/results/optimizers.jsonl")
 STEPS = {"l4h4c128": 600, "l4h5c320": 300}  # 0.8 and 5.1 million parameters
-RATES = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
+RATES = {"l4h4c128": [2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3], "l4h5c320": [1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3]}
 DECAYS = [0.01, 0.1]
-SHARES = [0.5, 0.6, 0.7, 0.8, 1.0]
-SEEDS = 5
+SHARES = [0.3, 0.4, 0.5, 0.6, 0.7, 1.0]
+SEEDS, FINALISTS = 5, 3
 BATCH = ["-b", "32", "-t", "128"]  # 4096 tokens an update
 
 
@@ -93,7 +94,7 @@ class Runs:
 
 def tune(runs, text, model, optimizer):
     """{(rate, decay): loss} of a grid whose best rate is not at its end"""
-    grid, rates = {}, list(RATES)
+    rates = list(RATES[model])
     while True:
         settings = [(r, d) for r in rates for d in DECAYS]
         grid = dict(zip(settings, runs.losses([(text, model, optimizer, r, d, 1.0, 1) for r, d in settings])))
@@ -134,7 +135,11 @@ def compare(runs, text, model):
     grids = {o: tune(runs, text, model, o) for o in ("adamw", "muon")}
     best = {o: min(g, key=g.get) for o, g in grids.items()}
     seeds = range(1, SEEDS + 1)
-    adamw = runs.losses([(text, model, "adamw", *best["adamw"], 1.0, s) for s in seeds])
+    finalists = sorted(grids["adamw"], key=grids["adamw"].get)[:FINALISTS]
+    losses = runs.losses([(text, model, "adamw", *setting, 1.0, s) for setting in finalists for s in seeds])
+    finals = {setting: losses[i * SEEDS:(i + 1) * SEEDS] for i, setting in enumerate(finalists)}
+    best["adamw"] = min(finals, key=lambda setting: statistics.mean(finals[setting]))
+    adamw = finals[best["adamw"]]
     keys = [(text, model, "muon", *best["muon"], share, s) for share in SHARES for s in seeds]
     losses = runs.losses(keys)
     by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(SHARES))]
@@ -150,6 +155,8 @@ def compare(runs, text, model):
              f"| AdamW | {best['adamw'][0]:g} | {best['adamw'][1]:g} | 1.0 | {mean_sd(adamw)} |"]
     for share, of_share in zip(SHARES, by_share):
         lines.append(f"| Muon | {best['muon'][0]:g} | {best['muon'][1]:g} | {share} | {mean_sd(of_share)} |")
+    lines += ["", "AdamW's finalists, all seeds: " + "; ".join(
+        f"{rate:g}, decay {decay:g}: {mean_sd(of)}" for (rate, decay), of in finals.items()) + "."]
     lines += ["", "The grid, seed 1:", "", "| learning rate | " + " | ".join(
         f"{name}, decay {d:g}" for name in ("AdamW", "Muon") for d in DECAYS) + " |", "|---" * 5 + "|"]
     for rate in sorted({r for g in grids.values() for r, _ in g}):
