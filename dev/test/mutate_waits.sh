@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Does a test fail without each wait for a collective or a copy?   dev/test/mutate_waits.sh [WORDS]
 # Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
-# llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/activation_offload.h and train_gpt2.cu in a copy
-# of the sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3,
-# and offload on 1, 3 and 4. The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS:
+# llmc/parallel/tensor_parallel.h, llmc/parallel/orthogonalise.h, llmc/parallel/update.h,
+# llmc/memory/activation_offload.h and train_gpt2.cu in a copy of the sources, one at a time. Then runs `test_processes`:
+# late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and offload on 1, 3 and 4, and late with Muon. The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS:
 # only waits with WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test
 # notices a deletion. About 15 minutes on two free cores.
 set -uo pipefail
@@ -20,6 +20,7 @@ waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|^    rows_wait\(|    no_wait('
+    'llmc/parallel/orthogonalise.h|comm_wait\(|no_comm_wait('
     'train_gpt2.cu|comm_wait\(|no_comm_wait('
     'train_gpt2.cu|^    rows_wait\(|    no_wait('
     'llmc/parallel/zero.h|if \(buffered && bucket < .*\{ zero_bucket_grads_wait\(z, bucket \+ 1\); \}|'
@@ -32,7 +33,7 @@ waits=(
     'llmc/parallel/zero.h|z->device->copy_wait\(|no_wait('
     'llmc/parallel/zero.h|^ +zero_grad_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|\{ zero_grad_copy_wait\(|{ no_wait('
-    'llmc/parallel/update.h|u->zero->device->copy_wait\(|no_wait('
+    'llmc/parallel/update.h|(u->zero|z)->device->copy_wait\(|no_wait('
     'llmc/memory/activation_offload.h|in->device->copy_wait\(|no_wait('
     'llmc/memory/activation_offload.h|^ +offload_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|comm_after_copy\(|no_wait('
@@ -58,8 +59,10 @@ first_failure_emulated() {
 # first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {
     local test ranks arguments
-    for test in "3 late 1" "4 late 2" "3 layouts" "1 offload 1" "3 offload 1" "4 offload 2"; do
-        read -r ranks arguments <<<"$test"
+    for test in "3 late 1" "4 late 2" "3 layouts" "1 offload 1" "3 offload 1" "4 offload 2" "muon 3 late 1" \
+        "muon 4 late 2" "muon 1 offload 1"; do
+        export TEST_OPTIMIZER=${test%%[ 0-9]*}
+        read -r ranks arguments <<<"${test#muon }"
         # shellcheck disable=SC2086
         timeout -k 5 100 mpirun --oversubscribe --bind-to none -np "$ranks" ./processes $arguments >log 2>&1 \
             </dev/null && continue

@@ -65,10 +65,11 @@ agree() {
         read -r ranks arguments <<<"$row"
         # shellcheck disable=SC2086
         launch "$ranks" "$checked" $arguments
-        report "$(basename "$checked") $arguments on $ranks ranks" "$(says "^every layout agrees")"
+        report "$(basename "$checked") $arguments on $ranks ranks, $TEST_OPTIMIZER" "$(says "^every layout agrees")"
         rm -rf alone_* first_* second_*
     done
 }
+export TEST_OPTIMIZER=adamw
 checked=$program
 agree "1 layouts" "2 layouts" "3 layouts" "4 layouts" "3 files 1"
 agree "2 slices 2" "2 files 2" "3 slices 3" "3 files 3" "4 slices 2" "4 files 2" "4 slices 4" "4 files 4" \
@@ -77,6 +78,11 @@ agree "3 late 1" "2 late 2" "4 late 2" "1 offload 1" "3 offload 1" "2 offload 2"
 agree "2 bytes 1" "3 bytes 1" "4 bytes 2"
 checked=${program}_bf16
 [ ! -x "$checked" ] || agree "3 layouts" "3 files 1" "4 slices 2" "4 files 2" "4 offload 2"
+TEST_OPTIMIZER=muon
+[ ! -x "$checked" ] || agree "3 layouts" "4 slices 2" "4 files 2"
+checked=$program
+agree "2 layouts" "3 layouts" "5 layouts" "3 files 1" "2 slices 2" "3 slices 3" "4 slices 2" "3 files 3" "4 files 2" \
+    "8 slices 4" "3 late 1" "4 late 2" "1 offload 1" "3 offload 1" "4 offload 2" "4 bytes 2"
 
 # ---- the trainer: 12 sequences an update
 
@@ -113,6 +119,12 @@ same_bits() {
 }
 report "updates of one micro-batch have the same bits at every -z" "$(same_bits "-b 3 -om 8bit -z "{0,1,2,3})"
 report "updates of one micro-batch with -f 2 have the same bits at every -z" "$(same_bits "-b 3 -f 2 -z "{0,1,2,3})"
+report "updates of Muon have the same bits at every -z" "$(
+    same_bits "-b 3 -om 8bit --optimizer muon -z "{0,1,2,3}
+)"
+report "updates of Muon with -tp have the same bits at every -z, -r and -ra" "$(
+    same_bits "-b 6 -tp 2 -om bf16 --optimizer muon "{"-z 0 -r 0 -ra 0","-z 1 -r 1","-z 2 -r 2 -ra 0","-z 3 -r 4 -rk 2"}
+)"
 report "updates with -tp have the same bits at every -z, -r and -ra" "$(
     same_bits "-b 6 -tp 2 -om 8bit "{"-z 0 -r 0 -ra 0","-z 0 -r 0","-z 1 -r 1 -ra 0","-z 2 -r 2","-z 3 -r 3"} \
         "-b 6 -tp 2 -om 8bit -z 3 -r 4 -rk 2"
@@ -145,6 +157,19 @@ for row in "whole -z 3 -om bf16" "tp_bf16 -tp 2 -z 3 -om bf16" "tp_8bit -tp 2 -z
         same_run "second_$name" "$name" step_00000010
     )"
 done
+report "a run of Muon resumes in other layouts, and not with another optimizer" "$(
+    run 0 4 "${together[@]}" -b 1 -z 3 -tp 2 -x 10 -n 5 --optimizer muon -o muon
+    rm -r muon/step_00000010
+    cp -r muon again
+    run 0 3 -b 1 -o again -y 1 -x 10 -z 1 -tp 1
+    cp -r again third && rm -r third/step_00000010
+    run 0 1 -b 3 -o third -y 1 -x 10 -tp 1
+    close_run third again 1e-4
+    run 2 4 -b 1 -o muon -y 1 -x 10 --optimizer adamw
+    says "state of --optimizer muon, but this run has --optimizer adamw: resume with --optimizer muon"
+    sentences 1
+    rm -r again third
+)"
 report "runs to resume in other layouts" "$(
     run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
     run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
