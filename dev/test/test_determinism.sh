@@ -51,6 +51,7 @@ preset="-e l2h4c128 -b 12 -t 64" odd="-e l2h3c99 -b 3 -t 37 -d 333" wide="-e l1h
     report "1 and 3 threads, recomputed, and with small optimizer state" "$(
         same_for 3 "$trainer" $odd -r 4
         same_for 3 "$trainer" $odd --moments 8bit
+        same_for 3 "$trainer" $odd --optimizer muon
     )"
     report "1, 2 and 3 threads with -f 2" "$(
         for shape in "$preset" "$odd" "$wide"; do same_for "2 3" "$trainer" $shape -f 2; done

@@ -56,6 +56,11 @@ check "$many" "-r 4 -rk 2 -rn 3 -w fp32 -om bf16, with validation and samples, b
     "${shape[@]}" -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4
 check "$few" "-r 4 -w none -gd bf16 --graph 0, bf16" "$bf16" \
     "${shape[@]}" -r 4 -w none -gd bf16 -d 64 --graph 0
+check "$few" "--optimizer muon -r 4, with validation and samples, fp32" "$emulated" \
+    "${shape[@]}" --optimizer muon -r 4 -d 64 -v 2 -s 2 -g 4
+check "$few" "--optimizer muon -om 8bit -w split, bf16" "$bf16" "${shape[@]}" --optimizer muon -om 8bit
+check 1 "--optimizer muon -w fp32 -om bf16 --graph 0, bf16" "$bf16" "${shape[@]}" --optimizer muon -w fp32 -om bf16 \
+    --graph 0
 check 1 "-r 4 -rn 0" "$emulated" "${shape[@]}" -r 4 -rn 0
 
 # with a constant learning rate the number of steps changes nothing

@@ -200,9 +200,10 @@ static const struct {
     {"dtype bf16 fp16 amp precision mixed-precision",
      "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
     {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
-    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn optimizer optim vocab-size "
-     "log-interval log-every logging-steps",
-     "leave it out: the optimizer is AdamW, the vocabulary that of the data, and each step is logged"},
+    {"optim optimizer-name", "here it is --optimizer adamw or muon"},
+    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn vocab-size log-interval log-every "
+     "logging-steps",
+     "leave it out: the vocabulary is that of the data, and each step is logged"},
     {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
      "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
     // of earlier versions
