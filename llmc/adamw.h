@@ -91,12 +91,8 @@ static inline void reference_weight_store(const OptimizerState *state, size_t i,
 static inline void reference_moment(real *x, const OptimizerState *state, bool is_v, size_t i, size_t n) {
     const Gradient stored = {is_v ? state->v : state->m, state->moments};
     if (state->moments == DT_U8) {
-        const uint8_t *codes = (const uint8_t *)stored.at + i;
-        if (is_v) {
-            v_decode_block(x, codes, n, state->v_scales[i / MOMENT_BLOCK]);
-        } else {
-            m_decode_block(x, codes, n, state->m_scales[i / MOMENT_BLOCK]);
-        }
+        float scale = moment_scales(state, is_v)[i / MOMENT_BLOCK];
+        moment_decode_block(is_v, x, (const uint8_t *)stored.at + i, n, scale);
         return;
     }
     for (size_t e = 0; e < n; e++) { x[e] = gradient_value(stored, i + e); }
@@ -107,12 +103,8 @@ static inline void reference_moment_store(const OptimizerState *state, bool is_v
                                           const uint16_t *random_bits) {
     void *stored = is_v ? state->v : state->m;
     if (state->moments == DT_U8) {
-        uint8_t *codes = (uint8_t *)stored + i;
-        if (is_v) {
-            state->v_scales[i / MOMENT_BLOCK] = v_encode_block(codes, x, n, random_bits);
-        } else {
-            state->m_scales[i / MOMENT_BLOCK] = m_encode_block(codes, x, n, random_bits);
-        }
+        float *scale = &moment_scales(state, is_v)[i / MOMENT_BLOCK];
+        *scale = moment_encode_block(is_v, (uint8_t *)stored + i, x, n, random_bits);
         return;
     }
     for (size_t e = 0; e < n; e++) {

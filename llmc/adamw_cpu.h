@@ -40,12 +40,8 @@ static inline real *tile_of_moment(const OptimizerState *state, bool is_v, size_
     if (state->moments != DT_U8) { return tile_of(stored, state->moments, i, n, buffer); }
     const uint8_t *codes = (const uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        if (is_v) {
-            v_decode_block(buffer + block, codes + block, count, state->v_scales[scale]);
-        } else {
-            m_decode_block(buffer + block, codes + block, count, state->m_scales[scale]);
-        }
+        float scale = moment_scales(state, is_v)[(i + block) / MOMENT_BLOCK];
+        moment_decode_block(is_v, buffer + block, codes + block, block_end(block, n) - block, scale);
     }
     return buffer;
 }
@@ -114,12 +110,9 @@ static inline void tile_store_moment(const OptimizerState *state, bool is_v, siz
     }
     uint8_t *codes = (uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        if (is_v) {
-            state->v_scales[scale] = v_encode_block(codes + block, x + block, count, random_bits + block);
-        } else {
-            state->m_scales[scale] = m_encode_block(codes + block, x + block, count, random_bits + block);
-        }
+        size_t count = block_end(block, n) - block;
+        moment_scales(state, is_v)[(i + block) / MOMENT_BLOCK] =
+            moment_encode_block(is_v, codes + block, x + block, count, random_bits + block);
     }
 }
 

@@ -2,8 +2,9 @@
 AdamW's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
   m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
   v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
-defines: NEAREST_BITS, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
-         m_encode_block, v_encode_block, m_decode_block, v_decode_block
+defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
+         m_encode_block, v_encode_block, m_decode_block, v_decode_block, moment_encode_block,
+         moment_decode_block, moment_scales
 
 Numbers     With M bits of mantissa a code is the upper part of an fp32 number with another exponent bias. Below 1
             numbers are 2^-M apart, down to 0. From 1 on each power of two has 2^M numbers, up to 2^15 - 2^(14-M).
@@ -24,6 +25,8 @@ Extremes    A block of zeros has scale 0. Other scales are at least 2^-126, so t
 #include "llmc/ops.h"  // IWYU pragma: export
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
+
+static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
 
 // The number of a code. With the code's bits at fp32's exponent and mantissa, the first 2^mantissa codes give 0.5 to 1
 // instead of 0 to 1: hence 2x - 1. 2x is exact, so an fma gives the same bits.
@@ -121,3 +124,16 @@ static inline void v_decode_block(real *v, const uint8_t *codes, size_t n, float
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { v[e] = v_of_code(codes[e], scale); }
 }
+
+// ---- either moment
+
+static inline float moment_encode_block(bool is_v, uint8_t *codes, const real *x, size_t n,
+                                        const uint16_t *random_bits) {
+    return is_v ? v_encode_block(codes, x, n, random_bits) : m_encode_block(codes, x, n, random_bits);
+}
+
+static inline void moment_decode_block(bool is_v, real *x, const uint8_t *codes, size_t n, float scale) {
+    is_v ? v_decode_block(x, codes, n, scale) : m_decode_block(x, codes, n, scale);
+}
+
+static inline float *moment_scales(const OptimizerState *o, bool is_v) { return is_v ? o->v_scales : o->m_scales; }

@@ -1,5 +1,5 @@
 /*
-Muon (Jordan 2024): momentum, orthogonalised, for the matrices of transformer blocks. AdamW updates all other tensors.
+Muon (Jordan 2024): orthogonalised momentum, for the matrices of transformer blocks. AdamW updates all other tensors.
   g = grad * min(1, clip / ||grads||)                            as in adamw.h
   m = mu m + g;  u = g + mu m                                    muon_momentum: Nesterov's momentum
   X = u / (|u| + 1e-7), |u| the Frobenius norm; five times       newton_schulz
@@ -12,11 +12,11 @@ weight decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 
 For a matrix with more rows than columns the same numbers come from A = X^T X;  X = X (a I + b A + c A^2).
 Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. m and w: as in adamw.h
 Storage     m as AdamW's, and no v
-Shapes      a matrix (rows,cols); m, g and w are flat arrays, of which UpdateRange selects elements of one tensor
 Bytes       an element with fp32 state: 16 for momentum (m twice, g, u), 12 for weights (w twice, X). Newton-Schulz is
-            bound by arithmetic: newton_schulz_flops in ops.h
-defines: NewtonSchulz, newton_schulz_open, newton_schulz_polynomial, muon_scale, muon_moment, muon_weight,
-         reference_muon_momentum, reference_muon_newton_schulz, reference_muon_weights
+            bound by arithmetic: newton_schulz_flops
+defines: muon_scale, muon_moment, muon_weight, muon_normal, muon_polynomial_term, reference_muon_momentum,
+         reference_muon_normalise, reference_muon_polynomial, reference_muon_weights, newton_schulz_flops,
+         newton_schulz_scratch, newton_schulz
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -25,15 +25,8 @@ defines: NewtonSchulz, newton_schulz_open, newton_schulz_polynomial, muon_scale,
 #include "llmc/gradient.h"
 #include "llmc/ops.h"
 
-#define MUON_A ((real)3.4445)
-#define MUON_B ((real)-4.7750)
-#define MUON_C ((real)2.0315)
-#define MUON_EPSILON ((real)1e-7)
-
 // the factor on the learning rate for a matrix
-static inline real muon_scale(size_t rows, size_t cols) {
-    return (real)(0.2 * sqrt((double)(rows > cols ? rows : cols)));
-}
+static inline real muon_scale(int rows, int cols) { return (real)(0.2 * sqrt((double)(rows > cols ? rows : cols))); }
 
 // u of a scaled gradient g; m is updated in place
 static inline HOST_DEVICE real muon_moment(real *m, real g, real momentum) {
@@ -46,34 +39,22 @@ static inline HOST_DEVICE real muon_weight(real w, real x, real keep, real step)
     return REAL_MATH(fma)(keep, w, -(step * x));
 }
 
-// an element of a I + b A + c A^2
-static inline HOST_DEVICE real newton_schulz_polynomial(real a, real a_squared, bool diagonal) {
-    return REAL_MATH(fma)(MUON_C, a_squared, REAL_MATH(fma)(MUON_B, a, diagonal ? MUON_A : 0));
+static inline HOST_DEVICE real muon_normal(real x, real norm_squared) {
+    return x / (REAL_MATH(sqrt)(norm_squared) + (real)1e-7);
 }
 
-// How Newton-Schulz divides its scratch. x and y take turns as source and result of a step; step 0 reads y.
-typedef struct {
-    int m;             // the smaller of rows and cols
-    bool tall;         // more rows than cols: A = X^T X
-    real *norm;        // |u|^2
-    floatX *x[2];      // (rows,cols): y, x
-    floatX *a, *poly;  // (m,m)
-} NewtonSchulz;
-
-static inline NewtonSchulz newton_schulz_open(floatX *x, floatX *scratch, int rows, int cols) {
-    NewtonSchulz ns = {rows < cols ? rows : cols, rows > cols, (real *)(void *)scratch, {NULL, x}, NULL, NULL};
-    ns.x[0] = scratch + NEWTON_SCHULZ_NORM;
-    ns.a = ns.x[0] + (size_t)rows * (size_t)cols;
-    ns.poly = ns.a + (size_t)ns.m * (size_t)ns.m;
-    return ns;
+// an element of a I + b A + c A^2
+static inline HOST_DEVICE real muon_polynomial_term(real a, real a_squared, bool diagonal) {
+    real linear = REAL_MATH(fma)((real)-4.7750, a, diagonal ? (real)3.4445 : 0);
+    return REAL_MATH(fma)((real)2.0315, a_squared, linear);
 }
 
 // ---- the textbook
 
 static inline void reference_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads,
-                                           const real *norm_squared, const UpdateRange *range, const StepHyper *hyper,
-                                           Exec *ex) {
-    (void)ex;
+                                           const real *norm_squared, const UpdateRange *range, size_t elements,
+                                           const StepHyper *hyper, Exec *ex) {
+    (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
     for (size_t start = 0; start < range->count; start += MOMENT_BLOCK) {
@@ -91,57 +72,73 @@ static inline void reference_muon_momentum(floatX *update, const OptimizerState 
     }
 }
 
-// out (rows,cols) = p (rows,inner) q (inner,cols), or with transposed operands: element (i,j) of p is
-// p[i * p_row + j * p_col], and of q likewise. Sums in double.
-static inline void reference_product(floatX *out, const floatX *p, size_t p_row, size_t p_col, const floatX *q,
-                                     size_t q_row, size_t q_col, int rows, int cols, int inner) {
-#pragma omp parallel for
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < cols; j++) {
-            double sum = 0;
-            for (int k = 0; k < inner; k++) {
-                sum += (double)to_real(p[i * p_row + k * p_col]) * to_real(q[k * q_row + j * q_col]);
-            }
-            out[(size_t)i * cols + j] = to_floatX((real)sum);
-        }
-    }
+static inline void reference_muon_normalise(floatX *out, const floatX *in, const real *norm_squared, size_t n,
+                                            Exec *ex) {
+    (void)ex;
+    for (size_t i = 0; i < n; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), *norm_squared)); }
 }
 
-static inline void reference_muon_newton_schulz(floatX *x, floatX *scratch, int rows, int cols, Exec *ex) {
+static inline void reference_muon_polynomial(floatX *power, const floatX *a, int m, Exec *ex) {
     (void)ex;
-    NewtonSchulz ns = newton_schulz_open(x, scratch, rows, cols);
-    int m = ns.m, n = ns.tall ? rows : cols;
-    // the matrix (m,n), m <= n, and its transpose: strides in x
-    size_t row = ns.tall ? 1 : (size_t)cols, col = ns.tall ? (size_t)cols : 1, count = (size_t)rows * (size_t)cols;
-    double norm_squared = 0;
-    for (size_t i = 0; i < count; i++) { norm_squared += (double)to_real(x[i]) * to_real(x[i]); }
-    real norm = REAL_MATH(sqrt)((real)norm_squared) + MUON_EPSILON;
-    for (size_t i = 0; i < count; i++) { ns.x[0][i] = to_floatX(to_real(x[i]) / norm); }
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
-        const floatX *from = ns.x[step % 2];
-        floatX *to = ns.x[(step + 1) % 2];
-        reference_product(ns.a, from, row, col, from, col, row, m, m, n);  // X X^T
-        reference_product(ns.poly, ns.a, (size_t)m, 1, ns.a, (size_t)m, 1, m, m, m);
-        for (int i = 0; i < m * m; i++) {
-            bool diagonal = i / m == i % m;
-            ns.poly[i] = to_floatX(newton_schulz_polynomial(to_real(ns.a[i]), to_real(ns.poly[i]), diagonal));
-        }
-        if (ns.tall) {
-            reference_product(to, from, (size_t)cols, 1, ns.poly, (size_t)m, 1, rows, cols, m);
-        } else {
-            reference_product(to, ns.poly, (size_t)m, 1, from, (size_t)cols, 1, rows, cols, m);
-        }
+    for (int i = 0; i < m * m; i++) {
+        power[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(power[i]), i / m == i % m));
     }
 }
 
 static inline void reference_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
-                                          const UpdateRange *range, real scale, const StepHyper *hyper, Exec *ex) {
-    (void)ex;
+                                          const UpdateRange *range, size_t elements, real scale, const StepHyper *hyper,
+                                          Exec *ex) {
+    (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
     real keep = adamw_scales(hyper).keep, step = hyper->learning_rate * scale;
     for (size_t e = 0; e < range->count; e++) {
         size_t i = range->offset + e;
         real w = muon_weight(reference_weight(state, i), to_real(update[e]), keep, step);
         reference_weight_store(state, i, w, reference_rounding_bits(range, e, ROUND_WEIGHT, hyper));
+    }
+}
+
+// ---- Newton-Schulz, from the operations of any backend
+
+enum { NEWTON_SCHULZ_STEPS = 5, NEWTON_SCHULZ_NORM = 8 };
+
+// With m the smaller of rows and cols, and n the larger, a step is three matmuls: (m,m) over n, (m,m) over m, and
+// (rows,cols) over m.
+static inline double newton_schulz_flops(int rows, int cols) {
+    double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
+    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m * m * m);
+}
+
+// elements of scratch: the norm, in NEWTON_SCHULZ_NORM of them; a (rows,cols) and two (m,m)
+static inline size_t newton_schulz_scratch(int rows, int cols) {
+    size_t m = (size_t)(rows < cols ? rows : cols);
+    return NEWTON_SCHULZ_NORM + (size_t)rows * (size_t)cols + 2 * m * m;
+}
+
+// Orthogonalises x (rows,cols) in place. scratch (newton_schulz_scratch(rows,cols))
+static inline void newton_schulz(const Ops *ops, floatX *x, floatX *scratch, int rows, int cols, Exec *ex) {
+    int m = rows < cols ? rows : cols;
+    size_t n = (size_t)rows * (size_t)cols;
+    real *norm = (real *)(void *)scratch;
+    floatX *y = scratch + NEWTON_SCHULZ_NORM, *a = y + n, *power = a + (size_t)m * (size_t)m;
+    const Gradient whole = {x, DT_FLOATX}, gram = {a, DT_FLOATX};
+    ops->global_norm_squared(norm, whole, GRAD_SET, n, ex);
+    ops->muon_normalise(y, x, norm, n, ex);
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // an odd number: the last result is in x
+        floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
+        if (rows > cols) {  // A = X^T X
+            ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, m, m,
+                                 ex);
+        } else {  // A = X X^T
+            ops->matmul_forward(a, from, from, NULL, NULL, m, cols, m, ex);
+        }
+        ops->matmul_forward(power, a, a, NULL, NULL, m, m, m, ex);  // A A^T, and A is symmetric
+        ops->muon_polynomial(power, a, m, ex);
+        if (rows > cols) {  // X power
+            ops->matmul_forward(to, from, power, NULL, NULL, rows, m, m, ex);
+        } else {  // power X
+            ops->matmul_backward(to, no_gradient, no_gradient, no_gradient, power, NULL, from, NULL, GRAD_SET, m, cols,
+                                 m, ex);
+        }
     }
 }

@@ -1,7 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
 defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, StepHyper, OptimizerState, MOMENT_BLOCK,
-         moment_blocks, NEWTON_SCHULZ_STEPS, newton_schulz_flops, newton_schulz_scratch, CLASSIFIER_LEAST, OPS, Ops
+         CLASSIFIER_LEAST, OPS, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -76,23 +76,6 @@ typedef struct {
     DType moments;               // DT_REAL, DT_BF16, or DT_U8: codes (moments.h)
     float *m_scales, *v_scales;  // DT_U8: element i has scale i / MOMENT_BLOCK; otherwise NULL
 } OptimizerState;
-
-static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
-
-// Muon orthogonalises a matrix in NEWTON_SCHULZ_STEPS steps of three matmuls: with m the smaller of rows and cols, an
-// (m,m) product over the larger, an (m,m) product over m, and a (rows,cols) product over m.
-enum { NEWTON_SCHULZ_STEPS = 5, NEWTON_SCHULZ_NORM = 8 };
-
-static inline double newton_schulz_flops(int rows, int cols) {
-    double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
-    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m * m * m);
-}
-
-// elements of scratch: the norm, in NEWTON_SCHULZ_NORM of them; a (rows,cols) and two (m,m)
-static inline size_t newton_schulz_scratch(int rows, int cols) {
-    size_t m = (size_t)(rows < cols ? rows : cols);
-    return NEWTON_SCHULZ_NORM + (size_t)rows * (size_t)cols + 2 * m * m;
-}
 
 // ---- the list: OP(name, (parameters), (arguments), FLOPs, operands of a call)
 // FLOPs: of matmuls, two a multiply-add. Operands: the arrays of a call as matrices (name, rows, cols), for op_call.h.
@@ -292,34 +275,38 @@ OP(adamw_update,                                                                
    make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
    GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
                                                                                                                        \
-/* Muon's first part, on a range of a matrix: m = momentum m + g;  update (range->count) = g + momentum m. g are the   \
-   gradients, scaled as AdamW's; m is rounded as AdamW's. range is on the host */                                      \
+/* Muon's momentum, on one range of a matrix: m = momentum m + g;  update (n) = g + momentum m. g are the gradients,   \
+   scaled as AdamW's; m is rounded as AdamW's. range, on the device, has the n elements */                             \
 OP(muon_momentum,                                                                                                      \
    (floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *range,   \
-    const StepHyper *hyper, Exec *ex),                                                                                 \
-   (update, state, grads, norm_squared, range, hyper, ex),                                                             \
-   0, OUT(update, range->count, 1), make_operand("m", state->m, state->moments, READ | WRITTEN, range->count, 1),      \
-   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, moment_blocks(range->count), 1),                  \
-   GRAD_IN(grads, range->count, 1), IN(norm_squared, 1, 1))                                                            \
+    size_t n, const StepHyper *hyper, Exec *ex),                                                                       \
+   (update, state, grads, norm_squared, range, n, hyper, ex),                                                          \
+   0, OUT(update, n, 1), make_operand("m", state->m, state->moments, READ | WRITTEN, n, 1),                            \
+   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
+   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
                                                                                                                        \
-/* Muon's second part: orthogonalises x (rows,cols), in place, so that its singular values become about 1.             \
-   scratch (newton_schulz_scratch(rows,cols)) */                                                                       \
-OP(muon_newton_schulz,                                                                                                 \
-   (floatX *x, floatX *scratch, int rows, int cols, Exec *ex),                                                         \
-   (x, scratch, rows, cols, ex),                                                                                       \
-   newton_schulz_flops(rows, cols), INOUT(x, rows, cols),                                                              \
-   make_operand("scratch", scratch, DT_FLOATX, 0, newton_schulz_scratch(rows, cols), 1))                               \
+/* out (n) = in / (sqrt(*norm_squared) + 1e-7): a matrix whose singular values are at most 1 */                        \
+OP(muon_normalise,                                                                                                     \
+   (floatX *out, const floatX *in, const real *norm_squared, size_t n, Exec *ex),                                      \
+   (out, in, norm_squared, n, ex),                                                                                     \
+   0, OUT(out, n, 1), IN(in, n, 1), IN(norm_squared, 1, 1))                                                            \
                                                                                                                        \
-/* Muon's third part, on params and their masters or remainders, which are rounded as AdamW's:                         \
-   w = w (1 - lr decay) - lr scale update (range->count).  If the gradients' norm is not finite, nothing changes */    \
+/* power (m,m), which holds A^2, = 3.4445 I - 4.7750 A + 2.0315 A^2 */                                                 \
+OP(muon_polynomial,                                                                                                    \
+   (floatX *power, const floatX *a, int m, Exec *ex),                                                                  \
+   (power, a, m, ex),                                                                                                  \
+   0, INOUT(power, m, m), IN(a, m, m))                                                                                 \
+                                                                                                                       \
+/* Muon's weights, on one range: params and their masters or remainders, which are rounded as AdamW's,                 \
+   w = w (1 - lr decay) - lr scale update (n).  If the gradients' norm is not finite, nothing changes */               \
 OP(muon_weights,                                                                                                       \
-   (const OptimizerState *state, const floatX *update, const real *norm_squared, const UpdateRange *range, real scale, \
-    const StepHyper *hyper, Exec *ex),                                                                                 \
-   (state, update, norm_squared, range, scale, hyper, ex),                                                             \
-   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, range->count, 1),     \
-   make_operand("master", state->master, DT_REAL, READ | WRITTEN, range->count, 1),                                    \
-   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, range->count, 1),                               \
-   IN(update, range->count, 1), IN(norm_squared, 1, 1))
+   (const OptimizerState *state, const floatX *update, const real *norm_squared, const UpdateRange *range, size_t n,   \
+    real scale, const StepHyper *hyper, Exec *ex),                                                                     \
+   (state, update, norm_squared, range, n, scale, hyper, ex),                                                          \
+   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
+   make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
+   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, n, 1),                                          \
+   IN(update, n, 1), IN(norm_squared, 1, 1))
 // clang-format on
 
 // every operation of one backend

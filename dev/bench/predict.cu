@@ -57,7 +57,6 @@ static const struct {
                    {"classifier", CLASSIFIERS},
                    {"loss_sum", CLASSIFIERS},
                    {"embedding", EMBEDDINGS},
-                   {"muon_newton_schulz", NEWTON_SCHULZ},
                    {"", UPDATES}};
 
 // the same call, `times` in an update
@@ -156,12 +155,15 @@ static void start_call(Exec *ex) { check_claimed(recorder_of(ex), ex); }
 
 // ---- the operations: hooks of hooked_ops
 
-static Group group_of(const OpCall *call, const GPT2 *m) {
+static Group group_of(const OpCall *call, const Recorder *r) {
+    const GPT2 *m = &r->model;
     const Operand *out = find_operand(call, "out"), *dout = find_operand(call, "dout");
     int i = 0;
     while (strncmp(call->op, group_words[i].word, strlen(group_words[i].word)) != 0) { i++; }
-    bool head = group_words[i].group == BLOCK_MATMULS && (out ? out : dout)->cols == (size_t)m->local.vocab;
-    return head ? HEAD_MATMULS : group_words[i].group;
+    Group group = group_words[i].group;
+    bool between = strcmp(call->op, "muon_normalise") == 0 || strcmp(call->op, "muon_polynomial") == 0;
+    if (between || (group == BLOCK_MATMULS && r->part == UPDATE)) { return NEWTON_SCHULZ; }
+    return group == BLOCK_MATMULS && (out ? out : dout)->cols == (size_t)m->local.vocab ? HEAD_MATMULS : group;
 }
 
 static void before_operation(const OpCall *call, Exec *ex) {
@@ -181,7 +183,7 @@ static void after_operation(const OpCall *op, Exec *ex) {
         if (o->at && simt::memory_kind(o->at, bytes) == simt::PINNED) { host_bytes += (double)bytes; }
         o->at = o->at ? o->name : NULL;  // calls of other arrays with the same shapes are the same
     }
-    call.group = group_of(op, &r->model);
+    call.group = group_of(op, r);
     call.bytes = op_call_bytes(op) - host_bytes;
     call.flops = op->flops;
     call.from_host = host_bytes > 0;

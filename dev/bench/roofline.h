@@ -205,14 +205,10 @@ static inline int gemms_of(const OpCall *call, Gemm gemm[2]) {
     return count;
 }
 
-static inline bool is_newton_schulz(const OpCall *call) { return strcmp(call->op, "muon_newton_schulz") == 0; }
-
 // seconds before the operation's kernels and copies; cuBLASLt's kernels are not launched early
 static inline double launch_gaps(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
     Gemm gemm[2];
-    int gemms = is_newton_schulz(call)                 ? 3 * NEWTON_SCHULZ_STEPS
-                : strncmp(call->op, "matmul_", 7) == 0 ? gemms_of(call, gemm)
-                                                       : 0;
+    int gemms = strncmp(call->op, "matmul_", 7) == 0 ? gemms_of(call, gemm) : 0;
     int early = r->gpu.capability >= 90 && kernels->kernels > gemms ? kernels->kernels - gemms : 0;
     return early * EARLY_GAP[level] + (kernels->kernels + kernels->others - early) * GAP[level];
 }
@@ -259,19 +255,6 @@ static inline double matmul_seconds(const Roofline *r, const OpCall *call, const
     int own = kernels->kernels > count ? kernels->kernels - count : 0;
     if (count == 0) { unfused = op_call_bytes(call); }
     return seconds + stream_seconds(r, "", unfused, level) + (unfused > 0 || count == 0 ? own * START[level] : 0);
-}
-
-// the norm, the normalised matrix, then three GEMMs and a polynomial a step
-static inline double newton_schulz_seconds(const Roofline *r, const OpCall *call, Level level) {
-    const Operand *x = find_operand(call, "x");
-    const double size = sizeof(floatX), rows = (double)x->rows, cols = (double)x->cols;
-    const double m = fmin(rows, cols), n = fmax(rows, cols), all = size * m * n, square = size * m * m;
-    const Gemm gram = {m, m, n, size, rows > cols}, power = {m, m, m, size, false};
-    const Gemm product = {cols, rows, m, size, false};
-    double step = gemm_seconds(r, &gram, all + square, level) + gemm_seconds(r, &power, 2 * square, level) +
-                  gemm_seconds(r, &product, 2 * all + square, level) + stream_seconds(r, "", 3 * square, level) +
-                  START[level];
-    return (double)NEWTON_SCHULZ_STEPS * step + stream_seconds(r, "", 3 * all, level) + 3 * START[level];
 }
 
 // ---- attention
@@ -322,7 +305,6 @@ static inline bool is_attention(const OpCall *call) {
 
 static inline double roofline_seconds(const Roofline *r, const OpCall *call, const Recorded *kernels, Level level) {
     if (strncmp(call->op, "matmul_", 7) == 0) { return matmul_seconds(r, call, kernels, level); }
-    if (is_newton_schulz(call)) { return newton_schulz_seconds(r, call, level); }
     if (is_attention(call)) { return attention_seconds(r, call, kernels, level); }
     return stream_seconds(r, call->op, op_call_bytes(call), level) + kernels->kernels * START[level];
 }

@@ -13,7 +13,7 @@ defines: LateKind, late_comm, late_finish, late_close
 
 typedef enum { LATE_RESULTS, LATE_CALLS } LateKind;
 
-typedef enum { LATE_ALL_REDUCE, LATE_REDUCE_SCATTER, LATE_ALL_GATHER, LATE_BROADCAST, LATE_EXCHANGE } LateOperation;
+typedef enum { LATE_ALL_REDUCE, LATE_REDUCE_SCATTER, LATE_ALL_GATHER, LATE_BROADCAST } LateOperation;
 
 // a collective before its comm_wait
 typedef struct {
@@ -24,8 +24,7 @@ typedef struct {
     DType dtype;
     int root;
     CommWork work;
-    void *result;       // LATE_RESULTS: the output, until comm_wait
-    CommBlock *blocks;  // LATE_EXCHANGE: `count` blocks; the output is what this rank receives, block after block
+    void *result;  // LATE_RESULTS: the output, until comm_wait
 } LateCall;
 
 typedef struct {
@@ -36,33 +35,10 @@ typedef struct {
     int num_calls;
 } LateComm;
 
-static inline size_t late_block_bytes(const LateCall *c, size_t i, const Comm *comm) {
-    return c->blocks[i].to == comm->rank ? c->blocks[i].count * dtype_size(c->dtype) : 0;
-}
-
 // bytes of the output
 static inline size_t late_bytes(const LateCall *c, const Comm *comm) {
-    size_t received = 0;
-    for (size_t i = 0; c->blocks && i < c->count; i++) { received += late_block_bytes(c, i, comm); }
-    if (c->blocks) { return received; }
     size_t chunks = c->operation == LATE_ALL_GATHER ? (size_t)comm->size : 1;
     return chunks * c->count * dtype_size(c->dtype);
-}
-
-// out: NULL, or where this rank receives instead of in the blocks
-static inline CommWork late_exchange_now(LateComm *late, const LateCall *c, char *out, Exec *ex) {
-    CommBlock *blocks = (CommBlock *)xmalloc(c->count * sizeof *blocks + 1);
-    for (size_t i = 0; i < c->count; i++) {
-        blocks[i] = c->blocks[i];
-        size_t bytes = late_block_bytes(c, i, late->real);
-        if (out && bytes > 0) {
-            blocks[i].memory = out;
-            out += bytes;
-        }
-    }
-    CommWork work = comm_exchange(blocks, (int)c->count, c->dtype, late->real, ex);
-    free(blocks);
-    return work;
 }
 
 // Runs the collective in the wrapped group; `out` is also the input of an in-place buffer.
@@ -74,7 +50,6 @@ static inline void late_do(LateComm *late, const LateCall *c, void *out, const v
     case LATE_REDUCE_SCATTER: work = comm_reduce_scatter(out, in, c->count, c->dtype, real, ex); break;
     case LATE_ALL_GATHER: work = comm_all_gather(out, in, c->count, c->dtype, real, ex); break;
     case LATE_BROADCAST: work = comm_broadcast(out, c->count, c->dtype, c->root, real, ex); break;
-    case LATE_EXCHANGE: work = late_exchange_now(late, c, (char *)out, ex); break;
     }
     comm_wait(work, real, ex);
     late->comm.sent_bytes = real->sent_bytes;
@@ -84,11 +59,6 @@ static inline void late_do(LateComm *late, const LateCall *c, void *out, const v
 static inline void late_poison(const LateCall *c, const Comm *comm, Exec *ex) {
     size_t bytes = late_bytes(c, comm), chunk = c->count * dtype_size(c->dtype), own = (size_t)comm->rank * chunk;
     char *out = (char *)c->out;
-    for (size_t i = 0; c->blocks && i < c->count; i++) {
-        size_t received = late_block_bytes(c, i, comm);
-        if (received > 0) { comm->device->enqueue_fill(c->blocks[i].memory, 0xFF, received, ex); }
-    }
-    if (c->blocks) { return; }
     if (c->operation == LATE_ALL_GATHER && c->in == out + own) {
         comm->device->enqueue_fill(out, 0xFF, own, ex);
         comm->device->enqueue_fill(out + own + chunk, 0xFF, bytes - own - chunk, ex);
@@ -115,19 +85,10 @@ static inline void late_begin(LateCall call, Comm *comm, Exec *ex) {
 static inline void late_end(LateComm *late, LateCall *c, Exec *ex) {
     if (late->kind == LATE_CALLS) {
         late_do(late, c, c->out, c->in, ex);
-    } else if (c->blocks) {
-        char *from = (char *)c->result;
-        for (size_t i = 0; i < c->count; i++) {
-            size_t bytes = late_block_bytes(c, i, &late->comm);
-            if (bytes > 0) { late->comm.device->enqueue_copy(c->blocks[i].memory, from, bytes, ex); }
-            from += bytes;
-        }
-        free(c->result);
     } else {
         late->comm.device->enqueue_copy(c->out, c->result, late_bytes(c, &late->comm), ex);
         free(c->result);
     }
-    free(c->blocks);
 }
 
 static inline void late_wait(CommWork work, Comm *comm, Exec *ex) {
@@ -139,29 +100,22 @@ static inline void late_wait(CommWork work, Comm *comm, Exec *ex) {
 }
 
 static inline void late_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    LateCall call = {LATE_ALL_REDUCE, buffer, buffer, count, dtype, 0, 0, NULL, NULL};
+    LateCall call = {LATE_ALL_REDUCE, buffer, buffer, count, dtype, 0, 0, NULL};
     late_begin(call, comm, ex);
 }
 
 static inline void late_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    LateCall call = {LATE_REDUCE_SCATTER, out, in, chunk, dtype, 0, 0, NULL, NULL};
+    LateCall call = {LATE_REDUCE_SCATTER, out, in, chunk, dtype, 0, 0, NULL};
     late_begin(call, comm, ex);
 }
 
 static inline void late_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    LateCall call = {LATE_ALL_GATHER, out, in, chunk, dtype, 0, 0, NULL, NULL};
+    LateCall call = {LATE_ALL_GATHER, out, in, chunk, dtype, 0, 0, NULL};
     late_begin(call, comm, ex);
 }
 
 static inline void late_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    LateCall call = {LATE_BROADCAST, buffer, buffer, count, dtype, root, 0, NULL, NULL};
-    late_begin(call, comm, ex);
-}
-
-static inline void late_exchange(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex) {
-    size_t bytes = (size_t)num_blocks * sizeof *blocks;
-    CommBlock *list = (CommBlock *)memcpy(xmalloc(bytes + 1), blocks, bytes);
-    LateCall call = {LATE_EXCHANGE, NULL, NULL, (size_t)num_blocks, dtype, 0, 0, NULL, list};
+    LateCall call = {LATE_BROADCAST, buffer, buffer, count, dtype, root, 0, NULL};
     late_begin(call, comm, ex);
 }
 
@@ -188,7 +142,6 @@ static const CommBackend late_backend = {
     .reduce_scatter = late_reduce_scatter,
     .all_gather = late_all_gather,
     .broadcast = late_broadcast,
-    .exchange = late_exchange,
     .wait = late_wait,
     .event_synchronize = late_event_synchronize,
     .max = late_max,

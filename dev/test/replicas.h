@@ -39,7 +39,7 @@ static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, co
 static inline uint64_t hash_all_optimizer(uint64_t hash, const OptimizerState *o, const Device *device,
                                           const ParamLayout *layout) {
     Range state = {0, layout->sharding.stage < 1 ? layout->total : layout->shard};
-    Range v = {0, second_moments_before(layout, num_buckets(layout))};
+    Range v = {0, num_second_moments(layout)};
     return hash_optimizer(hash, o, device, state, v);
 }
 
@@ -66,8 +66,7 @@ static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerSta
             ParamId p = (ParamId)id;
             ParamRange range = param_updated_range(&z->layout, p, layer, param_count(&z->layout, p));
             if (param_split(p) != SPLIT_NONE || range.count == 0) { continue; }
-            Range state = {range.state, range.count},
-                  v = {second_moment_at(&z->layout, p, layer, range.state), range.count};
+            Range state = {range.state, range.count}, v = {second_moment_at(&z->layout, p, layer, range), range.count};
             hash = hash_device(hash, device, z->stored_params + range.params, range.count * sizeof(floatX));
             hash = hash_optimizer(hash, o, device, state, v);
         }

@@ -476,33 +476,6 @@ static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
     check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
 }
 
-// Each rank sends each other one a block of its own; blocks of the first half of the ranks come last.
-static void check_exchange(size_t count, DType dtype, Bench *b) {
-    int size = b->comm->size, rank = b->comm->rank, n = 0;
-    size_t block = chunk_size(count, size), bytes = block * dtype_size(dtype), own = (size_t)rank * bytes;
-    CommBlock *blocks = (CommBlock *)xmalloc((size_t)(size * size) * sizeof *blocks);
-    fill_input(b->input, 0, (size_t)size * block, dtype, b->members[rank], b);
-    for (int r = 0; r < size; r++) {
-        fill_input(b->sum + (size_t)r * bytes, (size_t)rank * block, block, dtype, b->members[r], b);
-    }
-    lay_out(b->in, b->input, (size_t)size * bytes, b);
-    lay_out(b->out, NULL, (size_t)size * bytes, b);
-    b->comm->device->upload(b->out + own, b->sum + own, bytes);
-    for (int k = 0; k < size * size; k++) {
-        int from = (k / size + size / 2) % size, to = k % size;
-        char *memory = rank == from ? b->in + (size_t)to * bytes : b->out + (size_t)from * bytes;
-        CommBlock next = {from, to, rank == from || rank == to ? memory : NULL, block};
-        if (from != to) { blocks[n++] = next; }
-    }
-    delay_one_rank(b);
-    uint64_t before = b->comm->sent_bytes;
-    comm_wait(comm_exchange(blocks, n, dtype, b->comm, NULL), b->comm, NULL);
-    check_sent(before, (uint64_t)(size - 1) * bytes, "exchange", b);
-    check_memory(b->out, b->sum, (size_t)size * bytes, false, "exchange", dtype, b);
-    check_memory(b->in, b->input, (size_t)size * bytes, false, "exchange, its input", dtype, b);
-    free(blocks);
-}
-
 // every collective of a group, with the first num_counts of `counts`
 static void check_group(Comm *comm, const int *members, int num_counts, Bench *b) {
     const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
@@ -518,10 +491,9 @@ static void check_group(Comm *comm, const int *members, int num_counts, Bench *b
                 b->checks++;
                 check_all_gather(counts[c], dtypes[d], in_place, b);
             }
-            b->checks += 3;
+            b->checks += 2;
             if (dtypes[d] != DT_U8) { check_all_reduce(counts[c], dtypes[d], b); }
             check_broadcast(counts[c], dtypes[d], (int)(b->checks % (uint64_t)comm->size), b);
-            check_exchange(counts[c], dtypes[d], b);
         }
     }
 }

@@ -100,8 +100,8 @@ static struct Worst {
 static void check_results(const Problem *p, const Bytes &got) {
     for (int i = 0; i < p->num_arrays; i++) {
         const Array *a = &p->array[i];
-        if (!(a->role & OUTPUT)) {
-            if (a->role == INPUT && memcmp(got[i].data(), a->start, array_bytes(a)) != 0) {
+        if (a->role == INPUT) {
+            if (memcmp(got[i].data(), a->start, array_bytes(a)) != 0) {
                 fail_msg("%s: the input %s was written", problem_title(p), a->name);
             }
             continue;

@@ -239,8 +239,8 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
             ParamRange x = param_owned_range(&m->layout, p, layer, used);
             ParamRange y = param_owned_range(&first->layout, p, layer, used);
             size_t n = x.count, blocks = moment_blocks(n), v = updated_by_muon(&m->layout, p) ? 0 : n;
-            size_t x_v = v > 0 ? second_moment_at(&m->layout, p, layer, x.state) : 0;
-            size_t y_v = v > 0 ? second_moment_at(&first->layout, p, layer, y.state) : 0;
+            size_t x_v = v > 0 ? second_moment_at(&m->layout, p, layer, x) : 0;
+            size_t y_v = v > 0 ? second_moment_at(&first->layout, p, layer, y) : 0;
             bool same =
                 same_elements(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
                 same_elements(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
@@ -440,7 +440,8 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
             if (is_used[i]) { continue; }
             double value = (double)to_real(m->tensors.optimizer.params[offset + i]);
             CHECK(value == 0, "padding element %zu of %s is %g, expected 0", i, param_specs[id].name, value);
-            size_t v = second_moment_at(&m->layout, id, layer, offset + i);
+            ParamRange element = {i, 1, offset + i, offset + i};
+            size_t v = second_moment_at(&m->layout, id, layer, element);
             CHECK(state_is_zero(&m->tensors.optimizer, offset + i, updated_by_muon(&m->layout, id) ? NULL : &v),
                   "padding element %zu of %s has optimizer state", i, param_specs[id].name);
             padding++;
@@ -596,20 +597,15 @@ static void counted_adamw_update(const OptimizerState *state, Gradient grads, co
 }
 
 static void counted_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                  const UpdateRange *range, const StepHyper *hyper, Exec *ex) {
+                                  const UpdateRange *range, size_t n, const StepHyper *hyper, Exec *ex) {
     late_copies()->work++;
-    cpu_ops.muon_momentum(update, state, grads, norm_squared, range, hyper, ex);
-}
-
-static void counted_muon_newton_schulz(floatX *x, floatX *scratch, int rows, int cols, Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.muon_newton_schulz(x, scratch, rows, cols, ex);
+    cpu_ops.muon_momentum(update, state, grads, norm_squared, range, n, hyper, ex);
 }
 
 static void counted_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
-                                 const UpdateRange *range, real scale, const StepHyper *hyper, Exec *ex) {
+                                 const UpdateRange *range, size_t n, real scale, const StepHyper *hyper, Exec *ex) {
     late_copies()->work++;
-    cpu_ops.muon_weights(state, update, norm_squared, range, scale, hyper, ex);
+    cpu_ops.muon_weights(state, update, norm_squared, range, n, scale, hyper, ex);
 }
 
 // Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.
@@ -661,7 +657,6 @@ static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyK
     ops.matmul_backward = counted_matmul_backward;
     ops.adamw_update = counted_adamw_update;
     ops.muon_momentum = counted_muon_momentum;
-    ops.muon_newton_schulz = counted_muon_newton_schulz;
     ops.muon_weights = counted_muon_weights;
     backend = cpu_backend;
     backend.device = &device;

@@ -21,7 +21,7 @@ static void assert_expected(const Problem *p, double slack) {
     problem_run(&wanted, &reference_ops, NULL);
     for (int i = 0; i < p->num_arrays; i++) {
         const Array *a = &p->array[i];
-        if (!(a->role & OUTPUT)) { continue; }
+        if (a->role == INPUT) { continue; }
         double *values = array_doubles(a, wanted.array[i].data);
         const char *difference = array_difference(p, a, values, slack);
         if (difference) { fail_msg("%s", difference); }
@@ -231,7 +231,7 @@ TEST(test_every_row_has_outputs) {
         for (int variant = 0; variant < op_cases[c].variants; variant++) {
             Problem p = problem_describe(&op_cases[c], op_shape(&op_cases[c], 0), variant);
             int outputs = 0;
-            for (int i = 0; i < p.num_arrays; i++) { outputs += (p.array[i].role & OUTPUT) != 0; }
+            for (int i = 0; i < p.num_arrays; i++) { outputs += p.array[i].role != INPUT; }
             assert_true(outputs > 0);
         }
     }
@@ -348,7 +348,7 @@ static void check_rounded_once(const char *op, const OpShape *s, int set_variant
     problem_run(&p, &cpu_ops, &ex);
     for (int i = 0; i < p.num_arrays; i++) {
         const Array *a = &p.array[i], *wide = find_array(&set, a->name);
-        if (!(a->role & OUTPUT) || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
+        if (a->role == INPUT || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
         assert_rounded_once(&p, a, (const real *)wide->data);
     }
     problem_free(&set);

@@ -179,7 +179,8 @@ static inline int create_done_file(const char *run_dir, long long step) {
 static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments,
                                       OptimizerKind optimizer) {
     size_t count = num_parameters(config), master = has_master ? sizeof(real) : 0;
-    size_t num_moments = 2 * count - (optimizer == OPTIMIZER_MUON ? num_matrix_parameters(config) : 0);
+    size_t C = (size_t)config->channels, matrices = 12 * C * C * (size_t)config->num_layers;
+    size_t num_moments = 2 * count - (optimizer == OPTIMIZER_MUON ? matrices : 0);
     size_t scales = moments == DT_U8 ? sizeof(float) * (num_moments / MOMENT_BLOCK) : 0;
     return count * (sizeof(floatX) + master) + num_moments * dtype_size(moments) + scales;
 }

@@ -226,7 +226,7 @@ static inline int family_write(SafeTensorsWriter *w, const TensorFamily *family,
         if (family_lacks(family->prefix, id, &layout)) { continue; }
         for (int layer = 0; layer < param_layers(id, s->config); layer++, index++) {
             ParamRange range = param_owned_range(&layout, id, layer, used), chunk;
-            if (prefix_is_second(family->prefix)) { range.state = second_moment_at(&layout, id, layer, range.state); }
+            if (prefix_is_second(family->prefix)) { range.state = second_moment_at(&layout, id, layer, range); }
             for (size_t done = 0; writes && done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, transposed);
                 unsigned char *host = (unsigned char *)xmalloc(chunk.count * size);
@@ -350,8 +350,7 @@ static inline void weights_init(const ModelState *s, uint64_t seed) {
 static inline void codes_store(const OptimizerState *o, bool is_v, const uint8_t *codes, const float *scales,
                                size_t offset, size_t count, const Device *device) {
     device->upload((uint8_t *)(is_v ? o->v : o->m) + offset, codes, count);
-    device->upload((is_v ? o->v_scales : o->m_scales) + offset / MOMENT_BLOCK, scales,
-                   moment_blocks(count) * sizeof *scales);
+    device->upload(moment_scales(o, is_v) + offset / MOMENT_BLOCK, scales, moment_blocks(count) * sizeof *scales);
 }
 
 // Stores numbers (count) at element `offset` of m or v. 8-bit codes round to nearest: a conversion happens once.
@@ -365,8 +364,7 @@ static inline void moments_store(const OptimizerState *o, bool is_v, const real 
         for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
         for (size_t i = 0; i < count; i += MOMENT_BLOCK) {
             size_t n = count - i < MOMENT_BLOCK ? count - i : (size_t)MOMENT_BLOCK;
-            scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(codes + i, numbers + i, n, nearest)
-                                            : m_encode_block(codes + i, numbers + i, n, nearest);
+            scales[i / MOMENT_BLOCK] = moment_encode_block(is_v, codes + i, numbers + i, n, nearest);
         }
         codes_store(o, is_v, codes, scales, offset, count, device);
         free(scales);
@@ -421,11 +419,7 @@ static inline void codes_decode(real *numbers, const uint8_t *codes, size_t firs
         size_t left_in_block = MOMENT_BLOCK - local.offset % MOMENT_BLOCK;
         n = local.count < left_in_block ? local.count : left_in_block;
         n = count - done < n ? count - done : n;
-        if (is_v) {
-            v_decode_block(numbers + done, codes + done, n, scale);
-        } else {
-            m_decode_block(numbers + done, codes + done, n, scale);
-        }
+        moment_decode_block(is_v, numbers + done, codes + done, n, scale);
     }
 }
 
@@ -470,7 +464,7 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
             StoredTensor t = stored_tensor(file, prefix, id, layer);
             if (!is_weights && t.tensor->dtype == DT_U8) { find_scales(&t, prefix, layer); }
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
-            if (is_v) { range.state = second_moment_at(&layout, id, layer, range.state); }
+            if (is_v) { range.state = second_moment_at(&layout, id, layer, range); }
             for (size_t done = 0; done < range.count; done += chunk.count) {
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);

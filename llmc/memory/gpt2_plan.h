@@ -81,7 +81,7 @@ typedef struct {
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
     // ---- scratch
     // mlp_scratch has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,d_ff),
-    // which dfch overwrites; Muon's matrices (muon_scratch). At -r 0, dfch overwrites the saved fch_gelu.
+    // which dfch overwrites; Muon's matrices (muon_scratch_elements). At -r 0, dfch overwrites the saved fch_gelu.
     floatX *mlp_scratch;
     floatX *norm_scratch;       // (R,C) lnf; layernorms that are recomputed or all-gathered
     floatX *hidden_scratch;     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
@@ -190,8 +190,8 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);
-        plan_optimizer(plan, false, s->stage < 1 ? total : shard, second_moments_before(&layout, num_buckets(&layout)),
-                       o, s->offload > 0 ? HOST : STATE);
+        plan_optimizer(plan, false, s->stage < 1 ? total : shard, num_second_moments(&layout), o,
+                       s->offload > 0 ? HOST : STATE);
         PLAN_ADD(update_ranges, STATE, DT_U8, max_update_ranges(&layout), sizeof(UpdateRange));
         if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }
@@ -238,7 +238,7 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
     size_t widest = larger(qkv, gelu_is_saved ? 0 : d_ff);
     ParamLayout layout = param_layout_sharded(c, o->sharding);
-    size_t matrices = o->training ? muon_scratch(&layout).end : 0;
+    size_t matrices = o->training ? muon_scratch_elements(&layout) : 0;
     PLAN_ADD(mlp_scratch, SCRATCH, DT_FLOATX, larger(matrices, larger(logits, N * widest)));
     PLAN_ADD(norm_scratch, SCRATCH, DT_FLOATX, all_rows, C);
     if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, chunk, C); }

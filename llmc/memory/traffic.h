@@ -12,8 +12,7 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-  Muon (orthogonalise.h), with M parameters of matrices: at -z 1 to 3 about M / N to the owners, and M / N back; at -z 0
-  broadcasts of M
+  Muon (orthogonalise.h), with M parameters of matrices: 2 M, or M at -z 0, times (N - 1) / N
 defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes,
          gpt2_sent_bytes
 */
@@ -21,7 +20,7 @@ defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, 
 #include "llmc/common/floatx.h"
 #include "llmc/common/range.h"
 #include "llmc/memory/gpt2_plan.h"
-#include "llmc/ops.h"
+#include "llmc/muon.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
@@ -36,16 +35,13 @@ static inline double model_flops_per_token(const GPT2Config *c, int T) {
     return 6 * weights + 6 * L * attention_flops_per_token(c, T);
 }
 
-// FLOPs of Newton-Schulz in an update, as a share of the model's FLOPs for `tokens`, the update's tokens on all ranks.
-// With -tp t it counts t times: the tensor-parallel ranks all do the same work.
+// FLOPs of Newton-Schulz in an update of `tokens`, as a share of the model's: of four (C,C) and two (4C,C) matrices a
+// layer. With -tp t it counts t times, since the tensor-parallel ranks all do the same work.
 static inline double newton_schulz_share(const GPT2Config *c, const Sharding *s, int T, double tokens) {
-    ParamLayout layout = param_layout_sharded(c, *s);
-    double flops = 0;
-    for (int i = 0; i < num_muon_matrices(&layout); i++) {
-        ParamId id = muon_matrix(&layout, i).id;
-        flops += (id == QKVW ? 3 : 1) * newton_schulz_flops(muon_rows(&layout, id), muon_cols(&layout, id));
-    }
-    return flops * layout.sharding.tp_size / (tokens * model_flops_per_token(c, T));
+    double of_layer =
+        4 * newton_schulz_flops(c->channels, c->channels) + 2 * newton_schulz_flops(4 * c->channels, c->channels);
+    if (s->optimizer != OPTIMIZER_MUON) { return 0; }
+    return c->num_layers * of_layer * s->tp_size / (tokens * model_flops_per_token(c, T));
 }
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
@@ -114,19 +110,15 @@ static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const Mod
            all_reduce_bytes(num_replicated(layout), stored_gradients(o), o->sharding.tp_rank, t);
 }
 
-// The parts of matrices that a rank sends to their owners, and the results that it returns as an owner; with -tp also
-// all-gathers of slices (parallel/orthogonalise.h).
+// each round of Muon (parallel/orthogonalise.h)
 static inline uint64_t muon_sent_bytes(const ParamLayout *layout) {
     const Sharding *s = &layout->sharding;
     uint64_t sent = 0;
-    for (int i = 0; i < num_muon_matrices(layout); i++) {
-        MuonMatrix matrix = muon_matrix(layout, i);
-        size_t count = param_count(layout, matrix.id);
-        bool owns = matrix.owner == s->dp_rank;
-        if (owns) { sent += all_gather_bytes(count, DT_FLOATX, s->tp_size); }
-        if (s->stage < 1) { sent += broadcast_bytes(count, DT_FLOATX, matrix.owner, s->dp_rank, s->dp_size); }
-        size_t own_part = s->stage < 1 ? 0 : param_owned_range(layout, matrix.id, matrix.layer, count).count;
-        if (s->stage > 0) { sent += (owns ? count - own_part : own_part) * sizeof(floatX); }
+    for (int first = 0; first < num_muon_matrices(layout); first += s->dp_size) {
+        int own = first + s->dp_rank;
+        sent += (s->stage > 0 ? 2 : 1) * all_gather_bytes(muon_slice(layout), DT_FLOATX, s->dp_size);
+        if (own >= num_muon_matrices(layout)) { continue; }
+        sent += all_gather_bytes(param_count(layout, muon_matrix(layout, own).id), DT_FLOATX, s->tp_size);
     }
     return sent;
 }

@@ -4,8 +4,8 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   MPI      host memory, or device memory staged through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
-defines: Comm, CommBackend, CommWork, CommBlock, COMM_TIMEOUT, comm_no_answer, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_exchange, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
+defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_no_answer, comm_all_reduce, comm_reduce_scatter,
+         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
          comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock, awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
@@ -17,7 +17,7 @@ Order     Every rank of a group makes the same calls with the same sizes in the 
 Chunks    Sizes are in elements. A scattered or gathered buffer is `size` chunks of `chunk` elements; rank r's chunk
           begins at r * chunk. No size has to divide another: a bucket of n elements has room for
           size * chunk_size(n, size), and its padding is communicated like the rest.
-Types     DT_F32 and DT_BF16; all_gather, broadcast and exchange also take DT_U8, any bytes.
+Types     DT_F32 and DT_BF16; all_gather and broadcast also take DT_U8, any bytes.
 Sums      MPI adds ((x0 + x1) + x2) + ... in fp32, in the order of ranks, and rounds to bf16 once: the same bits on
           every rank and in every run. NCCL adds in its own order, with the same bits on every rank.
 Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex so far, so it may read the
@@ -58,13 +58,6 @@ static inline double awake_seconds(AwakeClock *clock) {
 typedef struct Comm Comm;
 typedef uint64_t CommWork;  // a collective: the n-th call of its group
 
-// elements that one rank of a group sends to another
-typedef struct {
-    int from, to;
-    void *memory;  // on rank `from` the elements, on rank `to` where they go; on other ranks not used
-    size_t count;
-} CommBlock;
-
 typedef struct {
     const char *name;
     bool capturable;  // a CUDA graph can capture collectives
@@ -75,7 +68,6 @@ typedef struct {
     void (*reduce_scatter)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
     void (*all_gather)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
     void (*broadcast)(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex);
-    void (*exchange)(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex);
     void (*after_copy)(CopyWork copy, Comm *comm, Exec *ex);  // NULL: collectives run after all copies anyway
     void (*wait)(CommWork work, Comm *comm, Exec *ex);
     void (*event_synchronize)(int event, Comm *comm, Exec *ex);
@@ -162,16 +154,6 @@ static inline CommWork comm_broadcast(void *buffer, size_t count, DType dtype, i
     return work;
 }
 
-// Sends each block from its first rank to its second. Every rank has the same list, which ends with the call.
-static inline CommWork comm_exchange(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex) {
-    CommWork work = comm_begin(comm, "exchange", NULL, NULL, 0, dtype, false);
-    for (int i = 0; i < num_blocks; i++) {
-        if (blocks[i].from == comm->rank) { comm->sent_bytes += blocks[i].count * dtype_size(dtype); }
-    }
-    comm->backend->exchange(blocks, num_blocks, dtype, comm, ex);
-    return work;
-}
-
 // Collectives of the group that begin from now on run after the copy.
 static inline void comm_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
     if (copy && comm->backend->after_copy) { comm->backend->after_copy(copy, comm, ex); }
@@ -236,10 +218,6 @@ static inline void single_broadcast(void *buffer, size_t count, DType dtype, int
     (void)buffer, (void)count, (void)dtype, (void)root, (void)comm, (void)ex;
 }
 
-static inline void single_exchange(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex) {
-    (void)blocks, (void)num_blocks, (void)dtype, (void)comm, (void)ex;
-}
-
 static inline void single_wait(CommWork work, Comm *comm, Exec *ex) { (void)work, (void)comm, (void)ex; }
 
 static inline void single_event_synchronize(int event, Comm *comm, Exec *ex) {
@@ -268,7 +246,6 @@ static const CommBackend comm_single_backend = {
     .reduce_scatter = single_copy,
     .all_gather = single_copy,
     .broadcast = single_broadcast,
-    .exchange = single_exchange,
     .wait = single_wait,
     .event_synchronize = single_event_synchronize,
     .max = single_max,

@@ -5,7 +5,6 @@ defines: comm_mpi_open, comm_mpi_for_device, mpi_started
   all_gather       MPI_Iallgatherv
   all_reduce       the two, piece by piece, in place
   broadcast        MPI_Ibcast
-  exchange         MPI_Isend and MPI_Irecv, block by block
 A piece is at most COMM_PIECE_BYTES, so the buffers do not grow with a call.
 
 Waiting   No call blocks inside MPI. MPI_Test is polled until COMM_TIMEOUT, at first yielding the core, later sleeping,
@@ -236,28 +235,6 @@ static inline void mpi_broadcast(void *buffer, size_t count, DType dtype, int ro
     }
 }
 
-// Blocks have the same order on all ranks, so no two ranks wait for each other.
-static inline void mpi_exchange(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex) {
-    struct MpiGroup *g = comm->mpi;
-    size_t piece = COMM_PIECE_BYTES;
-    (void)ex;
-    for (int i = 0; i < num_blocks; i++) {
-        const CommBlock *b = &blocks[i];
-        bool sends = b->from == comm->rank, receives = b->to == comm->rank;
-        size_t bytes = sends || receives ? b->count * dtype_size(dtype) : 0;
-        for (size_t at = 0; at < bytes; at += piece) {
-            int n = (int)(bytes - at < piece ? bytes - at : piece);
-            char *memory = (char *)b->memory + at, *host = g->staged ? g->staged : memory;
-            MPI_Request request;
-            if (sends && host != memory) { comm->device->download(host, memory, (size_t)n); }
-            CHECK_MPI(sends ? MPI_Isend(host, n, MPI_BYTE, b->to, 0, g->ranks, &request)
-                            : MPI_Irecv(host, n, MPI_BYTE, b->from, 0, g->ranks, &request));
-            mpi_wait(&request, "exchange", comm);
-            if (receives && host != memory) { comm->device->upload(memory, host, (size_t)n); }
-        }
-    }
-}
-
 static inline long long mpi_max(long long value, Comm *comm) {
     long long most;
     MPI_Request request;
@@ -277,7 +254,6 @@ static const CommBackend comm_mpi_backend = {
     .reduce_scatter = mpi_reduce_scatter,
     .all_gather = mpi_all_gather,
     .broadcast = mpi_broadcast,
-    .exchange = mpi_exchange,
     .wait = single_wait,
     .event_synchronize = single_event_synchronize,
     .max = mpi_max,

@@ -103,24 +103,6 @@ static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int r
     NCCL_ENQUEUE(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream));
 }
 
-// one operation of NCCL for all blocks of this rank
-static inline ncclResult_t nccl_send_blocks(const CommBlock *blocks, int num_blocks, ncclDataType_t type,
-                                            const Comm *comm) {
-    const struct NcclGroup *g = comm->nccl;
-    ncclResult_t result = ncclGroupStart();
-    for (int i = 0; i < num_blocks && result == ncclSuccess; i++) {
-        const CommBlock *b = &blocks[i];
-        if (b->from == comm->rank) { result = ncclSend(b->memory, b->count, type, b->to, g->nccl, g->stream); }
-        if (b->to == comm->rank) { result = ncclRecv(b->memory, b->count, type, b->from, g->nccl, g->stream); }
-    }
-    ncclResult_t ended = ncclGroupEnd();
-    return result == ncclSuccess ? ended : result;
-}
-
-static inline void nccl_exchange(const CommBlock *blocks, int num_blocks, DType dtype, Comm *comm, Exec *ex) {
-    NCCL_ENQUEUE(nccl_send_blocks(blocks, num_blocks, nccl_type(dtype), comm));
-}
-
 static inline void nccl_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
     stream_wait_copy(comm->nccl->stream, copy, ex);
 }
@@ -194,7 +176,6 @@ static const CommBackend comm_nccl_backend = {
     .reduce_scatter = nccl_reduce_scatter,
     .all_gather = nccl_all_gather,
     .broadcast = nccl_broadcast,
-    .exchange = nccl_exchange,
     .after_copy = nccl_after_copy,
     .wait = nccl_wait,
     .event_synchronize = nccl_event_synchronize,

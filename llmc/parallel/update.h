@@ -9,6 +9,7 @@ momentum needs moments and gradients, and its weights the others.
 defines: Update, update_open, update_close, update_params
 */
 #pragma once
+#include "llmc/moments.h"
 #include "llmc/muon.h"
 #include "llmc/parallel/orthogonalise.h"
 #include "llmc/parallel/zero.h"
@@ -40,7 +41,9 @@ static inline void update_open(Update *u, const Zero *zero, const GPT2Config *co
     if (!ranges) { return; }
     u->list = update_list(&zero->layout);
     u->slot_elements = update_bucket_elements(&zero->layout);
-    u->muon = muon_open(zero, config, tp);
+    u->muon.zero = zero;
+    u->muon.config = config;
+    u->muon.tp = tp;
     zero->device->upload(ranges, u->list.ranges, (size_t)u->list.num_ranges * sizeof *ranges);
 }
 
@@ -93,6 +96,11 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
 }
 
+// Muon's update of a bucket's elements, which are one range
+static inline floatX *bucket_update(const Update *u, const UpdateBucket *b) {
+    return muon_update(&u->muon, b->matrix, u->list.ranges[b->first_range].tensor_offset);
+}
+
 // Begins to copy what the operation of bucket i reads from host memory, or what it has written.
 static inline void copy_bucket(Update *u, int i, bool upload) {
     OptimizerState stored = bucket_state(u, i, false), slot = bucket_state(u, i, true);
@@ -119,27 +127,27 @@ static inline void copy_bucket(Update *u, int i, bool upload) {
 static inline void update_bucket(Update *u, int i, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;
     const UpdateBucket *b = &u->list.buckets[i];
-    const UpdateRange *range = &u->list.ranges[b->first_range];
+    const UpdateRange *ranges = u->ranges + b->first_range;
     OptimizerState state = bucket_state(u, i, true);
     Gradient grads = bucket_grads(u, i, true);
-    floatX *update = muon_part(&u->muon, b->matrix) + b->in_range;
     switch (b->kind) {
     case UPDATE_ADAMW:
-        z->ops->adamw_update(&state, grads, norm_squared, u->ranges + b->first_range, b->num_ranges, b->count, hyper,
-                             z->ex);
+        z->ops->adamw_update(&state, grads, norm_squared, ranges, b->num_ranges, b->count, hyper, z->ex);
         break;
-    case UPDATE_MOMENTUM: z->ops->muon_momentum(update, &state, grads, norm_squared, range, hyper, z->ex); break;
+    case UPDATE_CLEAR: muon_clear(&u->muon); break;
+    case UPDATE_MOMENTUM:
+        z->ops->muon_momentum(bucket_update(u, b), &state, grads, norm_squared, ranges, b->count, hyper, z->ex);
+        break;
     case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->matrix); break;
     case UPDATE_WEIGHTS: {
-        ParamId id = muon_matrix(&z->layout, b->matrix).id;
-        size_t rows = (size_t)muon_rows(&z->layout, id), cols = (size_t)muon_cols(&z->layout, id);
-        if (b->in_range == 0) { muon_receive(&u->muon, b->matrix); }
-        z->ops->muon_weights(&state, update, norm_squared, range, muon_scale(rows, cols), hyper, z->ex);
+        MuonMatrix matrix = muon_matrix(&z->layout, b->matrix);
+        z->ops->muon_weights(&state, bucket_update(u, b), norm_squared, ranges, b->count,
+                             muon_scale(matrix.rows, matrix.cols), hyper, z->ex);
     }
     }
 }
 
-// Every bucket in order. scratch (muon_scratch(..).end): Muon's matrices. Work enqueued from now on may read the
+// Every bucket in order. scratch (muon_scratch_elements): Muon's matrices. Work enqueued from now on may read the
 // stored state.
 static inline void update_params(Update *u, floatX *scratch, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;

@@ -141,19 +141,19 @@ static const OpShape norm_shapes[] = {
     {.n = 5000000},    // every block of a GPU has two rounds
 };
 
+// (C,C) matrices of Newton-Schulz
+static const OpShape square_shapes[] = {
+    {.C = 768},
+    {.C = 96},
+    {.C = 67},
+    {.C = 1},
+};
+
 static const OpShape update_shapes[] = {
     {.n = 124475904},
     {.n = 98304},
     {.n = 1407},
     {.n = 1, .slack = 2},  // stochastic rounding is off by up to a unit, not half
-};
-
-// OC rows and C columns. Slack: each of five steps multiplies small singular values, and errors of their size, by 3.4.
-static const OpShape newton_schulz_shapes[] = {
-    {.C = 768, .OC = 3072, .slack = 3},  // GPT-2's fcw
-    {.C = 96, .OC = 96, .slack = 3},    {.C = 160, .OC = 40, .slack = 3}, {.C = 40, .OC = 160, .slack = 3},
-    {.C = 67, .OC = 37, .slack = 3},    {.C = 19, .OC = 23, .slack = 3},  {.C = 5, .OC = 1, .slack = 3},
-    {.C = 1, .OC = 1, .slack = 3},
 };
 
 static inline size_t shape_rows(const OpShape *s) { return (size_t)s->B * s->T; }
@@ -169,7 +169,7 @@ static inline size_t part_rows(const OpShape *s) {
 
 // ---- an operation's arguments
 
-// INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place; 0 is scratch
+// INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place
 enum { INPUT = READ, OUTPUT = WRITTEN, INOUT = READ | WRITTEN };
 
 typedef struct {
@@ -501,7 +501,7 @@ static inline void fill_codes(Problem *p, const char *codes, const char *scales,
 // params are the master rounded, or remainders hold the master minus params; v is not negative; the norm is that of
 // gradients of 1
 static inline void fill_update(Problem *p) {
-    const Array *master = find_array(p, "master"), *v = find_array(p, "v"), *ranges = find_array(p, "ranges");
+    const Array *master = find_array(p, "master"), *v = find_array(p, "v");
     floatX *params = x_of(p, "params");
     int16_t *remainder = (int16_t *)data_of(p, "remainder", DT_I16);
     for (size_t i = 0; master && i < master->n; i++) { params[i] = to_floatX_half_up((real)array_value(master, i)); }
@@ -514,7 +514,7 @@ static inline void fill_update(Problem *p) {
     if (find_array(p, "m_scales")) { fill_codes(p, "m", "m_scales", 30720); }
     if (find_array(p, "v_scales")) { fill_codes(p, "v", "v_scales", 31744); }
     array_set(find_array(p, "norm_squared"), 0, (double)p->shape.n);
-    if (ranges) { adamw_ranges((UpdateRange *)ranges->data, p->shape.n); }
+    adamw_ranges((UpdateRange *)find_array(p, "ranges")->data, p->shape.n);
 }
 
 // Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
@@ -524,6 +524,11 @@ static inline StepHyper update_numbers(const Problem *p, int variant) {
     int which_clip = (adamw_weights(variant) + adamw_moments(variant) + adamw_grads(variant)) % ADAMW_KINDS;
     StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42, (real)0.95};
     return hyper;
+}
+
+static inline void describe_ranges(Problem *p) {
+    Array ranges = {"ranges", DT_U8, INPUT, NUM_RANGES * sizeof(UpdateRange), 1, 0, false, NULL, NULL};
+    p->array[p->num_arrays++] = ranges;
 }
 
 // The call counts the elements of the ranges. The arrays also have those of the gap, which keep their values.
@@ -537,8 +542,7 @@ static inline void describe_adamw_arrays(Problem *p) {
         }
         if (a->role == OUTPUT) { a->role = INOUT; }
     }
-    Array ranges = {"ranges", DT_U8, INPUT, NUM_RANGES * sizeof(UpdateRange), 1, 0, false, NULL, NULL};
-    p->array[p->num_arrays++] = ranges;
+    describe_ranges(p);
 }
 
 // the optimizer's state for a variant of adamw_update, and the problem's other arguments
@@ -571,32 +575,38 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
     if (p->describing) { describe_adamw_arrays(p); }
 }
 
-// One range of all elements, which are a slice. muon_momentum's variants: types of moments and gradients;
-// muon_weights': params alone, with a master, or with a remainder
+// variants of muon_momentum: types of moments and gradients; of muon_weights: params alone, with a master, or with a
+// remainder
 enum { MUON_MOMENTUM_VARIANTS = ADAMW_VARIANTS / ADAMW_KINDS, MUON_WEIGHTS_VARIANTS = ADAMW_KINDS };
 
-static inline UpdateRange muon_range(size_t n) {
-    UpdateRange ranges[NUM_RANGES];
-    adamw_ranges(ranges, n);
-    ranges[1].offset = 0;
-    ranges[1].count = n;
-    return ranges[1];
-}
-
 static inline void run_muon_momentum(Problem *p, const Ops *ops, Exec *ex) {
-    UpdateRange range = muon_range(p->shape.n);
     OptimizerState state = set_update(p, p->variant * ADAMW_KINDS);
-    ops->muon_momentum(x_of(p, "update"), &state, gradient_of(p, "grads"), real_of(p, "norm_squared"), &range,
-                       &p->hyper, ex);
+    ops->muon_momentum(x_of(p, "update"), &state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
+                       (const UpdateRange *)data_of(p, "ranges", DT_U8), p->shape.n, &p->hyper, ex);
+    if (p->describing) { describe_ranges(p); }
 }
 
 static inline void run_muon_weights(Problem *p, const Ops *ops, Exec *ex) {
-    UpdateRange range = muon_range(p->shape.n);
     OptimizerState state = set_update(p, p->variant);
-    ops->muon_weights(&state, x_of(p, "update"), real_of(p, "norm_squared"), &range, muon_scale(4, 9), &p->hyper, ex);
+    ops->muon_weights(&state, x_of(p, "update"), real_of(p, "norm_squared"),
+                      (const UpdateRange *)data_of(p, "ranges", DT_U8), p->shape.n, muon_scale(4, 9), &p->hyper, ex);
+    if (p->describing) { describe_ranges(p); }
 }
 
-CALL(muon_newton_schulz, set_nothing, X(x), X(scratch), s->OC, s->C)
+CALL(muon_normalise, set_nothing, X(out), X(in), R(norm_squared), s->n)
+CALL(muon_polynomial, set_nothing, X(power), X(a), s->C)
+
+// a norm is not negative
+static inline void fill_norm(Problem *p) { *R(norm_squared) = 4; }
+
+// one range of all elements, which are a slice
+static inline void fill_muon(Problem *p) {
+    fill_update(p);
+    UpdateRange *range = (UpdateRange *)find_array(p, "ranges")->data;
+    *range = range[1];
+    range->offset = 0;
+    range->count = p->shape.n;
+}
 
 // ---- the table
 // A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 fills and builds for
@@ -635,9 +645,10 @@ static const OpCase op_cases[] = {
     ROW(1e-7, 1, norm,            gradient_accumulate,         GRADIENT_VARIANTS, NULL),  // one rounding
     ROW(4e-6, 1, norm,            global_norm_squared,         GRADIENT_VARIANTS, NULL),  // sums of blocks
     ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
-    ROW(1e-6, 1, update,          muon_momentum,               MUON_MOMENTUM_VARIANTS, fill_update),  // one rounding
-    ROW(1e-6, 4, newton_schulz,   muon_newton_schulz,          1, NULL),  // small singular values
-    ROW(1e-6, 1, update,          muon_weights,                MUON_WEIGHTS_VARIANTS, fill_update),  // a weight near 0
+    ROW(1e-6, 1, update,          muon_momentum,               MUON_MOMENTUM_VARIANTS, fill_muon),  // one rounding
+    ROW(2e-7, 1, update,          muon_normalise,              1, fill_norm),  // two roundings
+    ROW(3e-7, 1, square,          muon_polynomial,             1, NULL),  // a result near 0
+    ROW(1e-6, 1, update,          muon_weights,                MUON_WEIGHTS_VARIANTS, fill_muon),  // a weight near 0
 };
 // clang-format on
 #undef ROW

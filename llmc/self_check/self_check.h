@@ -119,8 +119,8 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
         got.data = xmalloc(array_bytes(a));
         device->download(got.data, on_device->array[i].data, array_bytes(a));
         device->release(on_device->array[i].data);
-        if (!(a->role & OUTPUT)) {
-            if (a->role == INPUT && memcmp(got.data, a->start, array_bytes(a)) != 0) { largest = INFINITY; }
+        if (a->role == INPUT) {
+            if (memcmp(got.data, a->start, array_bytes(a)) != 0) { largest = INFINITY; }
         } else {
             double *wanted = array_doubles(a, a->data), share = array_share(p, &got, wanted, kernel_slack(p, a));
             largest = fmax(largest, isnan(share) ? INFINITY : share);  // fmax alone drops a NaN

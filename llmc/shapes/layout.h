@@ -6,7 +6,7 @@ defines: OptimizerKind, OPTIMIZER_CHOICES, Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_
          embeddings_bucket,
          layer_bucket, final_bucket, bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket, bucket_buffer,
          bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range, updated_by_muon,
-         second_moments_before, second_moment_at, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
+         second_moment_at, num_second_moments, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
@@ -228,44 +228,38 @@ static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId 
     return layout->sharding.stage < 1 ? whole : param_owned_range(layout, id, layer, used);
 }
 
-// ---- second moments. With Muon a rank stores those of the tensors that AdamW updates, one after another.
+// ---- second moments. With Muon the matrices of a layer have none. Those of its other tensors are stored one after
+// another, with room for whole tensors at every -z: they are small, and the offsets are the same on all ranks.
 
 static inline bool updated_by_muon(const ParamLayout *layout, ParamId id) {
-    return layout->sharding.optimizer == OPTIMIZER_MUON && param_is_matrix(id);
+    return layout->sharding.optimizer == OPTIMIZER_MUON && param_is_layered(id) && param_specs[id].rows != DIM_ONE;
 }
 
-// Second moments that a rank stores of a bucket: the largest number of any rank, so that all ranks have the same memory
-// plan.
-static inline size_t bucket_second_moments(const ParamLayout *layout, int bucket) {
-    Bucket b = param_bucket(layout, bucket);
-    int kind = bucket_kind(layout, bucket);
-    size_t stored = layout->sharding.stage < 1 ? b.size : b.chunk, by_adamw = 0;
-    if (layout->sharding.optimizer == OPTIMIZER_ADAMW) { return stored; }
-    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
-        if (!updated_by_muon(layout, (ParamId)id)) { by_adamw += param_align(param_count(layout, (ParamId)id)); }
-    }
-    return by_adamw < stored ? by_adamw : stored;
-}
-
-// second moments that a rank stores of the buckets before `bucket`; of num_buckets: all
-static inline size_t second_moments_before(const ParamLayout *layout, int bucket) {
+// second moments of the tensors of a layer before `end`
+static inline size_t layer_second_moments(const ParamLayout *layout, int end) {
     size_t count = 0;
-    for (int b = 0; b < bucket; b++) { count += bucket_second_moments(layout, b); }
+    for (int id = FIRST_LAYER_PARAM; id < end; id++) {
+        if (!updated_by_muon(layout, (ParamId)id)) { count += param_align(param_count(layout, (ParamId)id)); }
+    }
     return count;
 }
 
-// Where a rank stores the second moment of an element that it updates. id, layer: its tensor, of AdamW; state: the
-// offset of the element in the rank's optimizer state
-static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int layer, size_t state) {
-    int bucket = param_bucket_of(layout, id, layer), first = bucket_first_param[bucket_kind(layout, bucket)];
-    size_t at = second_moments_before(layout, bucket);
-    if (layout->sharding.optimizer == OPTIMIZER_ADAMW) { return state; }
-    for (int other = first; other < (int)id; other++) {
-        ParamId p = (ParamId)other;
-        if (updated_by_muon(layout, p)) { continue; }
-        at += param_align(param_updated_range(layout, p, layer, param_count(layout, p)).count);
+// Where a rank stores the second moments of a range that AdamW updates.
+static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int layer, ParamRange range) {
+    size_t ranks = layout->sharding.stage < 1 ? (size_t)layout->sharding.dp_size : 1;
+    size_t embeddings = layout->chunk[EMBEDDINGS_BUCKET] * ranks, layers = (size_t)layout->num_layers;
+    size_t of_layer = layer_second_moments(layout, LAST_LAYER_PARAM + 1);
+    if (layout->sharding.optimizer == OPTIMIZER_ADAMW || id < FIRST_LAYER_PARAM) { return range.state; }
+    if (param_is_layered(id)) {
+        return embeddings + (size_t)layer * of_layer + layer_second_moments(layout, id) + range.offset;
     }
-    return at + state - param_updated_range(layout, id, layer, param_count(layout, id)).state;
+    return range.state + layers * of_layer - layers * layout->chunk[LAYER_BUCKET] * ranks;
+}
+
+// second moments that a rank stores
+static inline size_t num_second_moments(const ParamLayout *layout) {
+    ParamRange end = {0, 0, 0, layout->sharding.stage < 1 ? layout->total : layout->shard};
+    return second_moment_at(layout, LNFB, 0, end);
 }
 
 // ---- ranges of a bucket

@@ -1,10 +1,8 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
-         ParamId, SplitAxis, param_specs, param_is_layered, param_is_matrix, param_split, param_layers, param_rows,
-         param_cols,
-         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters,
-         num_matrix_parameters
+         ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols,
+         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -160,12 +158,8 @@ static const struct {
     {"ln_f.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false, SPLIT_NONE},
 };
 
-static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
-
-// the matrices of a block, which Muon updates; the optimizer of all other tensors is AdamW
-static inline bool param_is_matrix(ParamId id) { return param_is_layered(id) && param_specs[id].rows != DIM_ONE; }
-
 static inline SplitAxis param_split(ParamId id) { return param_specs[id].split; }
+static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
 
 // number of tensors with this id
 static inline int param_layers(ParamId id, const GPT2Config *c) { return param_is_layered(id) ? c->num_layers : 1; }
@@ -202,16 +196,6 @@ static inline size_t num_parameters(const GPT2Config *c) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         count += param_used_rows(p, c) * param_cols(p, c) * (size_t)param_layers(p, c);
-    }
-    return count;
-}
-
-// parameters of the matrices of blocks
-static inline size_t num_matrix_parameters(const GPT2Config *c) {
-    size_t count = 0;
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        if (param_is_matrix(p)) { count += param_rows(p, c) * param_cols(p, c) * (size_t)c->num_layers; }
     }
     return count;
 }
