@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Does a test fail without each wait for a collective or a copy?   dev/test/mutate_waits.sh [WORDS]
-# Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
-# llmc/parallel/tensor_parallel.h, llmc/parallel/orthogonalise.h, llmc/parallel/update.h,
-# llmc/memory/activation_offload.h and train_gpt2.cu in a copy of the sources, one at a time. Then runs `test_processes`:
-# late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and offload on 1, 3 and 4; with Muon late, and offload on 1.
-# The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS:
-# only waits with WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test
-# notices a deletion. About 15 minutes on two free cores.
+# Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of zero.h, tensor_parallel.h,
+# orthogonalise.h and update.h in llmc/parallel, llmc/memory/activation_offload.h and train_gpt2.cu in a copy of the
+# sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
+# offload on 1, 3 and 4; with Muon late, and offload on 1. The waits of the GPU's streams and graphs meet
+# dev/test/test_offload.sh instead. WORDS: only waits with WORDS in "file:line statement". Prints each wait with the
+# failure of its deletion. Fails if no test notices a deletion. About 15 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -34,7 +33,7 @@ waits=(
     'llmc/parallel/zero.h|z->device->copy_wait\(|no_wait('
     'llmc/parallel/zero.h|^ +zero_grad_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|\{ zero_grad_copy_wait\(|{ no_wait('
-    'llmc/parallel/update.h|(u->zero|z)->device->copy_wait\(|no_wait('
+    'llmc/parallel/update.h|z->device->copy_wait\(|no_wait('
     'llmc/memory/activation_offload.h|in->device->copy_wait\(|no_wait('
     'llmc/memory/activation_offload.h|^ +offload_copy_wait\(|    no_wait('
     'llmc/parallel/zero.h|comm_after_copy\(|no_wait('

@@ -86,6 +86,28 @@ TEST(test_figures) {
     assert_under("1558M whole, B 4, -r 4 -w split -om 8bit", planned(&gpt2_1558m, small, NUM_LIFETIMES), 13 * 1024);
 }
 
+// Muon saves the second moments of the matrices, and scales of 8 bits, and needs no other memory.
+TEST(test_muon_has_one_moment) {
+    const double matrices = 12.0 * 48 * 1600 * 1600 / 1048576;
+    const struct {
+        DType moments;
+        double bytes;
+    } cases[] = {{DT_F32, 4}, {DT_BF16, 2}, {DT_U8, 1 + 4.0 / 128}};
+    for (const auto &k : cases) {
+        ModelOptions adamw = training(4, 4, 1), muon;
+        adamw.moments = k.moments;
+        muon = adamw;
+        muon.sharding.optimizer = OPTIMIZER_MUON;
+        double saved = planned(&gpt2_1558m, adamw, NUM_LIFETIMES) - planned(&gpt2_1558m, muon, NUM_LIFETIMES);
+        assert_true(fabs(saved - k.bytes * matrices) < 1);
+    }
+    ModelOptions bf16_moments = training(4, 4, 1), codes = bf16_moments;
+    bf16_moments.sharding.optimizer = codes.sharding.optimizer = OPTIMIZER_MUON;
+    codes.moments = DT_U8;
+    assert_under("1558M, B 4, -r 4 -om bf16, Muon", planned(&gpt2_1558m, bf16_moments, NUM_LIFETIMES), 12.65 * 1024);
+    assert_under("1558M, B 4, -r 4 -om 8bit, Muon", planned(&gpt2_1558m, codes, NUM_LIFETIMES), 11.2 * 1024);
+}
+
 // bytes of state per parameter; the few bytes of update_ranges do not matter
 TEST(test_bytes_per_parameter) {
     const struct {
