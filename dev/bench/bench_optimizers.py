@@ -13,6 +13,9 @@ Comparison SEEDS seeds: AdamW with all steps, and Muon, at the best setting of s
 Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
            the order of the data, the same for both optimizers: seeds are paired.
 
+Variants   --variant NAME, with --program for another build and --flags for other flags: Muon's best setting with all
+           seeds, paired with plain Muon. A variant pays if it gains more than the deviation of the seeds.
+
 Two runs of one thread each run at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run
 again: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md.
 """
@@ -60,6 +63,7 @@ class Runs:
 
     def __init__(self, texts):
         self.texts, self.lock, self.done = texts, threading.Lock(), {}
+        self.program, self.flags = os.path.join(ROOT, "train_gpt2"), []  # of a variant
         if os.path.exists(RUNS):
             with open(RUNS) as lines:
                 for line in lines:
@@ -73,10 +77,12 @@ class Runs:
         text, model, optimizer, rate, decay, share, seed = key[:7]
         steps = round(STEPS[model] * share)
         with tempfile.TemporaryDirectory() as folder:
-            command = [os.path.join(ROOT, "train_gpt2"), "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps),
-                       "-l", str(rate), "-u", str(STEPS[model] // 20), "-q", "0.1", "-c", str(decay), "-m", "25",
-                       "-s", "0", "-v", str(STEPS[model] // 6), "--seed", str(seed), "--threads", "1", "-f", "auto",
-                       "--optimizer", optimizer, "-o", os.path.join(folder, "run"), *key[7:]]
+            variant = len(key) > 7
+            program = self.program if variant else os.path.join(ROOT, "train_gpt2")
+            command = [program, "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps), "-l", str(rate),
+                       "-u", str(STEPS[model] // 20), "-q", "0.1", "-c", str(decay), "-m", "25", "-s", "0",
+                       "-v", str(STEPS[model] // 6), "--seed", str(seed), "--threads", "1", "-f", "auto",
+                       "--optimizer", optimizer, "-o", os.path.join(folder, "run"), *(self.flags if variant else [])]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with open(os.path.join(folder, "run/metrics.jsonl")) as metrics:
                 val = [[m["step"], m["val_loss"]] for m in map(json.loads, metrics) if "val_loss" in m]
@@ -171,18 +177,34 @@ def compare(runs, text, model):
     return lines + [""]
 
 
+def compare_variant(runs, text, model, name):
+    """a line of the report: plain Muon's loss less the variant's, at plain Muon's best setting"""
+    grid = tune(runs, text, model, "muon")
+    keys = [(text, model, "muon", *min(grid, key=grid.get), 1.0, seed) for seed in range(1, SEEDS + 1)]
+    plain, other = runs.losses(keys), runs.losses([(*key, name) for key in keys])
+    gain = [a - b for a, b in zip(plain, other)]
+    pays = "yes" if statistics.mean(gain) > statistics.stdev(plain) else "no"
+    return (f"| {name} | {text}, {model} | {mean_sd(plain)} | {mean_sd(other)} | {mean_sd(gain)} | "
+            f"{p_value(gain):.2g} | {pays} |")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help="one text and size, as in kjv/l4h4c128")
+    parser.add_argument("--variant", help="name of a variant of Muon")
+    parser.add_argument("--program", help="of the variant; default ./train_gpt2")
+    parser.add_argument("--flags", default="", help="of the variant, as in '-k linear -q 0'")
     args = parser.parse_args()
     folder = os.path.join(ROOT, "build/text")
     kjv = subprocess.check_output([os.path.join(ROOT, "scripts/text.sh"), folder], text=True).strip()
     runs = Runs({"kjv": kjv, "python": python_text(folder)})
+    runs.program, runs.flags = args.program or runs.program, args.flags.split()
     lines = []
     for model in STEPS:
         for text in runs.texts:
             if args.only in (None, f"{text}/{model}"):
-                lines += compare(runs, text, model)
+                lines += [compare_variant(runs, text, model, args.variant)] if args.variant else \
+                    compare(runs, text, model)
     print("\n".join(lines))
 
 
