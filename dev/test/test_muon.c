@@ -56,7 +56,7 @@ TEST(test_singular_values) {
         }
         matrix_of(wanted, values, rows, cols);
         for (int i = 0; i < rows * cols; i++) { got[i] = (double)to_real(x[i]); }
-        double error = relative_error(got, wanted, (size_t)(rows * cols));
+        double error = relative_error(got, wanted, (size_t)rows * (size_t)cols);
         if (!(error <= tolerance)) { fail_msg("(%d,%d) is off by %.2g, at most %.2g", rows, cols, error, tolerance); }
     }
 }
