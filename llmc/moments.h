@@ -1,5 +1,5 @@
 /*
-AdamW's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
+The optimizer's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
   m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
   v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
 defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,

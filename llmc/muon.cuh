@@ -60,13 +60,11 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
         M stored[ADAMW_GROUP];
         G g[ADAMW_GROUP];
         floatX u[ADAMW_GROUP];
-        float m[ADAMW_GROUP], *scale = NULL, old_scale = 0;
+        float m[ADAMW_GROUP];
+        [[maybe_unused]] float *scale = CODES ? state.m_scales + (range.offset + e) / MOMENT_BLOCK : NULL;
+        [[maybe_unused]] const float old_scale = CODES ? *scale : 0;
         load_group<WHOLE>(stored, moments + e, count);
         load_group<WHOLE>(g, grads + range.offset + e, count);
-        if constexpr (CODES) {
-            scale = state.m_scales + (range.offset + e) / MOMENT_BLOCK;
-            old_scale = *scale;
-        }
         UNROLL
         for (int k = 0; k < ADAMW_GROUP; k++) {
             if constexpr (CODES) {

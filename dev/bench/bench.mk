@@ -41,6 +41,9 @@ bench-remat: build/bench/remat ## bench: time and saved bytes of every level of 
 bench-states: build/test/train_gpt2_bf16 ## bench: loss of a small model with every type of optimizer state
 	@dev/bench/bench_states.py
 
+bench-optimizers: train_gpt2 ## bench: tokens that Muon and AdamW need for the same loss; goes on where it stopped; 10 hours
+	@dev/bench/bench_optimizers.py
+
 bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
 	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
 
@@ -67,4 +70,4 @@ bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 
-.PHONY: long-run bench-tokenizer bench predict bench-remat bench-states bench-comm bench-cpu
+.PHONY: long-run bench-tokenizer bench predict bench-remat bench-states bench-optimizers bench-comm bench-cpu

@@ -5,9 +5,10 @@
 
 Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library (libpython3-stdlib), its
            files in a random order. Tokens are bytes; the last tenth is for validation.
-Tuning     a grid of learning rates and two weight decays, seed 1. While the best learning rate is the first or the last
-           of the grid, the grid grows by another. AdamW then runs FINALISTS settings with all seeds, and the best mean
-           counts: one lucky seed at the edge of stability does not.
+Tuning     a grid of learning rates, two weight decays and two warmups, seed 1; the larger model has the warmup that was
+           better for the smaller one. While the best learning rate is the first or the last of the grid, the grid grows
+           by another. AdamW then runs FINALISTS settings with all seeds, and the best mean counts: one lucky seed at
+           the edge of stability does not.
 Comparison SEEDS seeds: AdamW with all steps, and Muon, at the best setting of seed 1, with shares of them, each with a
            whole cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
 Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
@@ -17,7 +18,7 @@ Variants   --variant NAME, with --program for another build and --flags for othe
            seeds, paired with plain Muon. A variant pays if it gains more than the deviation of the seeds.
 
 Two runs of one thread each run at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run
-again: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md.
+again: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md, with the time of a step on this CPU.
 """
 import argparse
 import concurrent.futures
@@ -31,14 +32,22 @@ import subprocess
 import tempfile
 import threading
 
+from bench_trees import cpu_name, step_ms
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 RUNS = os.path.join(ROOT, "dev/results/optimizers.jsonl")
 STEPS = {"l4h4c128": 600, "l4h5c320": 300}  # 0.8 and 5.1 million parameters
-RATES = {"l4h4c128": [2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3], "l4h5c320": [1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3]}
+RATES = {("l4h4c128", "adamw"): [2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3],
+         ("l4h4c128", "muon"): [2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3],
+         ("l4h5c320", "adamw"): [1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3],
+         ("l4h5c320", "muon"): [1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3]}
 DECAYS = [0.01, 0.1]
-SHARES = [0.3, 0.4, 0.5, 0.6, 0.7, 1.0]
-SEEDS, FINALISTS = 5, 3
+WARMUPS = {("l4h4c128", "adamw"): [0.05, 0.2], ("l4h4c128", "muon"): [0.05, 0.2],  # of all steps
+           ("l4h5c320", "adamw"): [0.2], ("l4h5c320", "muon"): [0.05]}
+SHARES = {"l4h4c128": [0.3, 0.4, 0.5, 0.6, 0.7, 1.0], "l4h5c320": [0.3, 0.5, 0.7, 1.0]}
+SEEDS, FINALISTS = 5, 2
+NAMES = {"adamw": "AdamW", "muon": "Muon"}
 BATCH = ["-b", "32", "-t", "128"]  # 4096 tokens an update
 
 
@@ -74,13 +83,13 @@ class Runs:
         """[[step, validation loss], ...] of a run"""
         if key in self.done:
             return self.done[key]
-        text, model, optimizer, rate, decay, share, seed = key[:7]
+        text, model, optimizer, warmup, rate, decay, share, seed = key[:8]
         steps = round(STEPS[model] * share)
         with tempfile.TemporaryDirectory() as folder:
-            variant = len(key) > 7
+            variant = len(key) > 8
             program = self.program if variant else os.path.join(ROOT, "train_gpt2")
             command = [program, "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps), "-l", str(rate),
-                       "-u", str(STEPS[model] // 20), "-q", "0.1", "-c", str(decay), "-m", "25", "-s", "0",
+                       "-u", str(round(STEPS[model] * warmup)), "-q", "0.1", "-c", str(decay), "-m", "25", "-s", "0",
                        "-v", str(STEPS[model] // 6), "--seed", str(seed), "--threads", "1", "-f", "auto",
                        "--optimizer", optimizer, "-o", os.path.join(folder, "run"), *(self.flags if variant else [])]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -99,12 +108,12 @@ class Runs:
 
 
 def tune(runs, text, model, optimizer):
-    """{(rate, decay): loss} of a grid whose best rate is not at its end"""
-    rates = list(RATES[model])
+    """{(warmup, rate, decay): loss} of a grid whose best rate is not at its end"""
+    rates = list(RATES[model, optimizer])
     while True:
-        settings = [(r, d) for r in rates for d in DECAYS]
-        grid = dict(zip(settings, runs.losses([(text, model, optimizer, r, d, 1.0, 1) for r, d in settings])))
-        best = min(grid, key=grid.get)[0]
+        settings = [(w, r, d) for w in WARMUPS[model, optimizer] for r in rates for d in DECAYS]
+        grid = dict(zip(settings, runs.losses([(text, model, optimizer, *s, 1.0, 1) for s in settings])))
+        best = min(grid, key=grid.get)[1]
         if best == rates[0]:
             rates.insert(0, best / 2)
         elif best == rates[-1]:
@@ -146,33 +155,35 @@ def compare(runs, text, model):
     finals = {setting: losses[i * SEEDS:(i + 1) * SEEDS] for i, setting in enumerate(finalists)}
     best["adamw"] = min(finals, key=lambda setting: statistics.mean(finals[setting]))
     adamw = finals[best["adamw"]]
-    keys = [(text, model, "muon", *best["muon"], share, s) for share in SHARES for s in seeds]
-    losses = runs.losses(keys)
-    by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(SHARES))]
-    shares = [share_at(SHARES, [of[s] for of in by_share], adamw[s]) for s in range(SEEDS)]
+    of_all = SHARES[model]
+    losses = runs.losses([(text, model, "muon", *best["muon"], share, s) for share in of_all for s in seeds])
+    by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(of_all))]
+    shares = [share_at(of_all, [of[s] for of in by_share], adamw[s]) for s in range(SEEDS)]
     gain = [a - m for a, m in zip(adamw, by_share[-1])]
     tokens = STEPS[model] * 4096
+    rows = [("AdamW", best["adamw"], 1.0, adamw)]
+    rows += [("Muon", best["muon"], share, of_share) for share, of_share in zip(of_all, by_share)]
     lines = [f"## {text}, {model}", "",
              f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon has AdamW's loss after "
              f"**{mean_sd(shares, '{:.3f}')}** of the tokens (seeds: {', '.join(f'{s:.3f}' for s in shares)}). "
              f"With all tokens its loss is lower by {mean_sd(gain)} (paired t-test: p = {p_value(gain):.2g}).", "",
-             "| | learning rate | weight decay | tokens | validation loss, mean ± sd of the seeds |",
-             "|---|---|---|---|---|",
-             f"| AdamW | {best['adamw'][0]:g} | {best['adamw'][1]:g} | 1.0 | {mean_sd(adamw)} |"]
-    for share, of_share in zip(SHARES, by_share):
-        lines.append(f"| Muon | {best['muon'][0]:g} | {best['muon'][1]:g} | {share} | {mean_sd(of_share)} |")
+             "| | warmup | learning rate | weight decay | tokens | validation loss, mean ± sd of the seeds |",
+             "|---|---|---|---|---|---|"]
+    lines += [f"| {name} | {warmup:.0%} | {rate:g} | {decay:g} | {share} | {mean_sd(of_share)} |"
+              for name, (warmup, rate, decay), share, of_share in rows]
     lines += ["", "AdamW's finalists, all seeds: " + "; ".join(
-        f"{rate:g}, decay {decay:g}: {mean_sd(of)}" for (rate, decay), of in finals.items()) + "."]
-    lines += ["", "The grid, seed 1:", "", "| learning rate | " + " | ".join(
-        f"{name}, decay {d:g}" for name in ("AdamW", "Muon") for d in DECAYS) + " |", "|---" * 5 + "|"]
-    for rate in sorted({r for g in grids.values() for r, _ in g}):
-        cells = [f"{grids[o][rate, d]:.4f}" if (rate, d) in grids[o] else "" for o in ("adamw", "muon") for d in DECAYS]
+        f"warmup {w:.0%}, {rate:g}, decay {d:g}: {mean_sd(of)}" for (w, rate, d), of in finals.items()) + "."]
+    columns = [(o, w, d) for o in ("adamw", "muon") for w in WARMUPS[model, o] for d in DECAYS]
+    lines += ["", "The grid, seed 1; w: warmup, d: weight decay", "", "| learning rate | " + " | ".join(
+        f"{NAMES[o]}, w {w:.0%}, d {d:g}" for o, w, d in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for rate in sorted({r for g in grids.values() for _, r, _ in g}):
+        cells = [f"{grids[o][w, rate, d]:.4f}" if (w, rate, d) in grids[o] else "" for o, w, d in columns]
         lines.append(f"| {rate:g} | " + " | ".join(cells) + " |")
     curve = {o: runs.run((text, model, o, *best[o], 1.0, 1)) for o in ("adamw", "muon")}
     lines += ["", "The curve, seed 1:", "",
               "| step | " + " | ".join(str(step) for step, _ in curve["adamw"]) + " |",
               "|---" * (len(curve["adamw"]) + 1) + "|"]
-    for o, name in (("adamw", "AdamW"), ("muon", "Muon")):
+    for o, name in NAMES.items():
         lines.append(f"| {name} | " + " | ".join(f"{loss:.4f}" for _, loss in curve[o]) + " |")
     return lines + [""]
 
@@ -188,10 +199,49 @@ def compare_variant(runs, text, model, name):
             f"{p_value(gain):.2g} | {pays} |")
 
 
+def variants(runs):
+    """lines of the report: the variants whose runs are finished"""
+    finished = sorted({(key[8], key[0], key[1]) for key in runs.done if len(key) > 8})
+    return ["## Variants of Muon", "",
+            "Each alone, at Muon's best setting, with the same seeds. It pays if it gains more than the deviation of "
+            "the seeds.", "", "| variant | runs | loss of Muon | loss of the variant | gain | p | pays |",
+            "|---|---|---|---|---|---|---|", *(compare_variant(runs, text, model, name)
+                                              for name, text, model in finished), ""]
+
+
+def cost(text, rounds=7, steps=30):
+    """lines of the report: time of a step with either optimizer, in turns"""
+    trainer, micro_batches = os.path.join(ROOT, "train_gpt2"), 11
+    flags = {o: ["-d", str(micro_batches * 768), "--optimizer", o] for o in ("adamw", "muon")}
+    times = {o: [] for o in flags}
+    load = os.getloadavg()[0]
+    for i in range(rounds):
+        for o in sorted(flags, reverse=i % 2 == 1):
+            times[o].append(step_ms(trainer, text, steps, 1, 2, flags[o]))
+    ratios = [m / a for a, m in zip(times["adamw"], times["muon"])]
+    ms = {o: f"{statistics.median(t):.1f} ({min(t):.1f} to {max(t):.1f})" for o, t in times.items()}
+    return ["## Cost on a CPU", "",
+            f"{cpu_name()}, load {load:.1f}; l4h4c128, -b 12 -t 64, {micro_batches * 768} tokens an update, 2 threads; "
+            f"medians of {rounds} rounds of {steps} steps, in turns (least to most).", "",
+            f"AdamW {ms['adamw']} ms, Muon {ms['muon']} ms: {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+            f"{max(ratios):.3f}).", ""]
+
+
+def report(runs):
+    """the whole of dev/results/optimizers.md"""
+    lines = ["# Muon and AdamW", "",
+             "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
+             "same bits again, so the seeds are the only noise.", ""]
+    for model in STEPS:
+        for text in runs.texts:
+            lines += compare(runs, text, model)
+    return lines + variants(runs) + cost(runs.texts["kjv"])
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", help="one text and size, as in kjv/l4h4c128")
-    parser.add_argument("--variant", help="name of a variant of Muon")
+    parser.add_argument("--only", help="print one text and size, as in kjv/l4h4c128")
+    parser.add_argument("--variant", help="name of a variant of Muon: run it at the text and size of --only")
     parser.add_argument("--program", help="of the variant; default ./train_gpt2")
     parser.add_argument("--flags", default="", help="of the variant, as in '-k linear -q 0'")
     args = parser.parse_args()
@@ -199,13 +249,13 @@ def main():
     kjv = subprocess.check_output([os.path.join(ROOT, "scripts/text.sh"), folder], text=True).strip()
     runs = Runs({"kjv": kjv, "python": python_text(folder)})
     runs.program, runs.flags = args.program or runs.program, args.flags.split()
-    lines = []
-    for model in STEPS:
-        for text in runs.texts:
-            if args.only in (None, f"{text}/{model}"):
-                lines += [compare_variant(runs, text, model, args.variant)] if args.variant else \
-                    compare(runs, text, model)
-    print("\n".join(lines))
+    if args.variant:
+        print(compare_variant(runs, *args.only.split("/"), args.variant))
+    elif args.only:
+        print("\n".join(compare(runs, *args.only.split("/"))))
+    else:
+        with open(os.path.join(ROOT, "dev/results/optimizers.md"), "w") as out:
+            out.write("\n".join(report(runs)))
 
 
 if __name__ == "__main__":

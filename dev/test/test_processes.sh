@@ -173,6 +173,9 @@ report "a run of Muon resumes in other layouts, and not with another optimizer" 
 report "runs to resume in other layouts" "$(
     run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
     run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
+    run 2 1 -b 3 -o alone -y 1 -x 20 --optimizer muon
+    says "state of --optimizer adamw, but this run has --optimizer muon: resume with --optimizer adamw"
+    sentences 1
 )"
 for row in "whole 1 -z 0" "whole 2 -z 1" "whole 3 -z 2" "alone 4 -z 3 -b 3" \
     "tp 1 -tp 1 -z 0" "tp 4 -tp 1 -z 1" "tp 4 -tp 4 -z 0"; do
@@ -276,6 +279,8 @@ refused "-d that the ranks do not divide" \
 refused "another number of ranks than -pn" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
 refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
+refused "Muon with -z 3 and -tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3' \
+    3 "${model[@]}" -b 1 -tp 2 -z 3 --optimizer muon -o refused
 refused "too few rows for -tp" '-tp 4 divides the 9 rows of a micro-batch into chunks of 3, which leaves none for' \
     4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
 refused "--generate on several ranks" '--generate runs on one rank, found 2' \

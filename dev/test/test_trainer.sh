@@ -693,6 +693,7 @@ refused "-r all without --plan" "-r all works only with --plan" "${tiny[@]}" -r 
 refused "-r all with --fit" "-r all works only with --plan" --plan -r all --fit=8
 refused "-r all with --generate" "-r all works only with --plan" --plan -r all --generate 3
 refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${tiny[@]}" -f AUTO
+refused "a momentum of 1" "--muon-momentum takes a number from 0 to 0.999999; found '1'" "${tiny[@]}" --muon-momentum 1
 refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
 refused "an unknown flag" "unknown flag --learning-rat; --help lists all flags" --learning-rat 1

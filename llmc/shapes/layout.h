@@ -3,10 +3,10 @@ One flat buffer of parameters, laid out layer by layer, and how ZeRO, tensor par
 defines: OptimizerKind, OPTIMIZER_CHOICES, Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS,
          OFFLOAD_INPUTS, shards_gradients, shards_params, buffers_gradients, buffers_params, ParamLayout, param_layout,
          param_layout_sharded, param_offset, param_count, param_used, Bucket, NO_BUCKET, num_buckets, param_bucket,
-         embeddings_bucket,
-         layer_bucket, final_bucket, bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket, bucket_buffer,
-         bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range, updated_by_muon,
-         second_moment_at, num_second_moments, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
+         embeddings_bucket, layer_bucket, final_bucket, bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket,
+         bucket_buffer, bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range,
+         updated_by_muon, second_moment_at, num_second_moments, bucket_ranges, num_replicated, max_replicated,
+         bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
