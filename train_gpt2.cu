@@ -3,7 +3,7 @@ train_gpt2: trains GPT-2, top to bottom.
   1. the model     its tensors, memory plan, build and free
   2. forward       block_forward, gpt2_forward, the classifier in chunks of logits
   3. backward      block_backward, gpt2_backward: section 2 in reverse, with recomputation
-  4. update        global norm, AdamW
+  4. update        global norm, AdamW or Muon
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
   7. main          train, --generate, --eval, --export, --plan, --self-check or --tokenize
@@ -20,7 +20,7 @@ One step, from the training loop in train:
 Most lines of block_forward are one operation of llmc/. On one rank, a call of llmc/parallel/ is one too, or a no-op.
 */
 #include "llmc/common/check.h"               // run_error, xmalloc
-#include "llmc/ops.h"                        // Ops, Gradient, AdamW
+#include "llmc/ops.h"                        // Ops, Gradient, StepHyper
 #include "llmc/shapes/params.h"              // GPT2Config, ParamId
 #include "llmc/memory/plan.h"                // Plan, arena_create, Scratch
 #include "llmc/shapes/activations.h"         // ActivationId, activation_slot: saved or recomputed
@@ -29,7 +29,7 @@ Most lines of block_forward are one operation of llmc/. On one rank, a call of l
 #include "llmc/memory/traffic.h"             // model_flops_per_token, for MFU
 #include "llmc/shapes/layout.h"              // ParamLayout, layer_bucket
 #include "llmc/parallel/zero.h"              // Zero: -z, --offload
-#include "llmc/parallel/update.h"            // Update: AdamW bucket by bucket
+#include "llmc/parallel/update.h"            // Update: the optimizer, bucket by bucket
 #include "llmc/parallel/tensor_parallel.h"   // TensorParallel: -tp; row_parallel_forward
 #include "llmc/checkpoint/checkpoint.h"      // ModelState, checkpoint_load
 #include "llmc/run/backends.h"               // Backend, backend_choose
@@ -188,7 +188,7 @@ static void open_state(GPT2 *m) {
     m->zero.grads = t->grads;
     m->zero.stored_grads = t->stored_grads.at ? t->stored_grads : t->grads;
     m->zero.reduced_chunks = t->reduced_chunks;
-    update_open(&m->update, &m->zero, &m->config, m->groups.tp, &t->optimizer, &t->optimizer_slots, t->slot_grads,
+    update_open(&m->update, &m->zero, m->groups.tp, &t->optimizer, &t->optimizer_slots, t->slot_grads,
                 t->update_ranges);
 }
 
@@ -281,7 +281,7 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
     zero_params_changed(&m->zero);
 }
 
-// Loads the weights of a model file, and of a resumed run's checkpoint AdamW's moments too. Closes the file. Without a
+// Loads the weights of a model file, and of a resumed run's checkpoint the moments too. Closes the file. Without a
 // file, draws initial weights.
 static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
     if (!source->has_weights) {
@@ -974,8 +974,8 @@ static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
     nan_check_result(&check, finite, origin, size, run->groups.world);
 }
 
-// Enqueues one step: gradients, their norm, AdamW. Nothing here waits for the device, unless the results are needed
-// before AdamW. A run of one rank may stop between micro-batches: false, and the data is rewound.
+// Enqueues one step: gradients, their norm, the update. Nothing here waits for the device, unless the results are
+// needed before the update. A run of one rank may stop between micro-batches: false, and the data is rewound.
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -1005,7 +1005,7 @@ static bool start_step(Run *run) {
     return true;
 }
 
-// Finishes the oldest pending step. AdamW skips a step whose loss or norm is not finite.
+// Finishes the oldest pending step. The update skips a step whose loss or norm is not finite.
 static StepReport finish_step(Run *run) {
     StepReport *report = &run->reports[run->step % 2];
     if (!update_waits(run->args)) { read_results(run, run->step); }

@@ -3,8 +3,7 @@ The optimizer's moments in 8 bits: one code per moment, and one fp32 scale per M
   m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
   v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
 defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
-         m_encode_block, v_encode_block, m_decode_block, v_decode_block, moment_encode_block,
-         moment_decode_block, moment_scales
+         moment_encode_block, moment_decode_block, moment_scales
 
 Numbers     With M bits of mantissa a code is the upper part of an fp32 number with another exponent bias. Below 1
             numbers are 2^-M apart, down to 0. From 1 on each power of two has 2^M numbers, up to 2^15 - 2^(14-M).
@@ -87,53 +86,28 @@ static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
 // The bits of |x|, which are ordered as |x|. clang vectorises a maximum of integers, and none of floats.
 static inline uint32_t magnitude_bits(float x) { return float_to_bits(x) & 0x7FFFFFFFu; }
 
-static inline float m_encode_block(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
-    uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (size_t e = 0; e < n; e++) {
-        uint32_t bits = magnitude_bits((float)m[e]);
-        largest = bits > largest ? bits : largest;
-    }
-    float scale = m_scale(bits_to_float(largest)), inverse = inverse_scale(scale);
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { codes[e] = m_code((float)m[e], inverse, random_bits[e]); }
-    return scale;
-}
-
-static inline float v_encode_block(uint8_t *codes, const real *v, size_t n, const uint16_t *random_bits) {
-    uint32_t largest = 0;
-    float root[MOMENT_BLOCK];
-#pragma omp simd reduction(max : largest)
-    for (size_t e = 0; e < n; e++) {
-        root[e] = sqrtf((float)v[e]);
-        uint32_t bits = magnitude_bits(root[e]);
-        largest = bits > largest ? bits : largest;
-    }
-    float scale = v_scale(bits_to_float(largest)), inverse = inverse_scale(scale);
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { codes[e] = v_code(root[e], inverse, random_bits[e]); }
-    return scale;
-}
-
-static inline void m_decode_block(real *m, const uint8_t *codes, size_t n, float scale) {
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { m[e] = m_of_code(codes[e], scale); }
-}
-
-static inline void v_decode_block(real *v, const uint8_t *codes, size_t n, float scale) {
-#pragma omp simd
-    for (size_t e = 0; e < n; e++) { v[e] = v_of_code(codes[e], scale); }
-}
-
-// ---- either moment
-
 static inline float moment_encode_block(bool is_v, uint8_t *codes, const real *x, size_t n,
                                         const uint16_t *random_bits) {
-    return is_v ? v_encode_block(codes, x, n, random_bits) : m_encode_block(codes, x, n, random_bits);
+    uint32_t largest = 0;
+    float number[MOMENT_BLOCK];
+#pragma omp simd reduction(max : largest)
+    for (size_t e = 0; e < n; e++) {
+        number[e] = is_v ? sqrtf((float)x[e]) : (float)x[e];
+        uint32_t bits = magnitude_bits(number[e]);
+        largest = bits > largest ? bits : largest;
+    }
+    float scale = is_v ? v_scale(bits_to_float(largest)) : m_scale(bits_to_float(largest));
+    float inverse = inverse_scale(scale);
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) {
+        codes[e] = is_v ? v_code(number[e], inverse, random_bits[e]) : m_code(number[e], inverse, random_bits[e]);
+    }
+    return scale;
 }
 
 static inline void moment_decode_block(bool is_v, real *x, const uint8_t *codes, size_t n, float scale) {
-    is_v ? v_decode_block(x, codes, n, scale) : m_decode_block(x, codes, n, scale);
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { x[e] = is_v ? v_of_code(codes[e], scale) : m_of_code(codes[e], scale); }
 }
 
 static inline float *moment_scales(const OptimizerState *o, bool is_v) { return is_v ? o->v_scales : o->m_scales; }

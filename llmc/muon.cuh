@@ -5,8 +5,8 @@ are the textbook's.
   muon_normalise_kernel   a matrix by its norm, which is on the device
   muon_polynomial_kernel  a I + b A + c A^2, over A^2
   muon_weights_kernel     weights from the orthogonalised update
-Bytes       as in muon.h. The norm and the normalised matrix move 3 elements an element of a matrix, the polynomials 3 a
-            step an element of A; cuBLASLt's matmuls take the rest of the time.
+Bytes       as in muon.h. The norm and the normalised matrix move 3 elements for each of the matrix, a polynomial 3 for
+            each of A: little beside the matmuls.
 defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muon_weights
 */
 #pragma once
@@ -23,12 +23,7 @@ defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muo
 
 enum { MUON_BLOCKS = 4 };  // of ADAMW_THREADS, on a multiprocessor
 
-// blocks for n elements, at most as many as the GPU holds at once
-static inline int muon_blocks(size_t n, const Exec *ex) {
-    size_t needed = ceil_div(n, static_cast<size_t>(ADAMW_SWEEP));
-    size_t most = static_cast<size_t>(MUON_BLOCKS) * static_cast<size_t>(ex->cuda->multiprocessors);
-    return static_cast<int>(needed < most ? needed : most);
-}
+static inline int muon_blocks(const Exec *ex) { return MUON_BLOCKS * ex->cuda->multiprocessors; }
 
 // group.operator()<WHOLE>(e, count) for the elements [e, e + count) of each lane: of n elements, a block of moments a
 // warp. WHOLE: count is ADAMW_GROUP. All lanes of a warp call, since they share a scale; the last may have none.
@@ -90,62 +85,42 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
 static inline void cuda_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads,
                                       const real *norm_squared, const UpdateRange *range, size_t n,
                                       const StepHyper *hyper, Exec *ex) {
+    (void)n;
     with_type(grads.dtype, grads.at, [&]<class G>(const G *g) {
         auto kernel = state->moments == DT_U8     ? muon_momentum_kernel<uint8_t, G>
                       : state->moments == DT_BF16 ? muon_momentum_kernel<bf16, G>
                                                   : muon_momentum_kernel<float, G>;
-        LAUNCH(kernel, muon_blocks(n, ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, g, norm_squared, range,
+        LAUNCH(kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, g, norm_squared, range,
                adamw_scales(hyper));
     });
 }
 
-// ---- Newton-Schulz, between the matmuls. WIDTH: a pack, or 1 if the arrays are not aligned or n is not whole packs
+// ---- Newton-Schulz, between the matmuls
 
-template <int WIDTH>
 static __global__ void __launch_bounds__(ADAMW_THREADS)
     muon_normalise_kernel(floatX *out, const floatX *in, const float *norm_squared, size_t n) {
     wait_for_previous_kernel();
     const float squared = *norm_squared;
-    size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_THREADS * WIDTH;
-    for (size_t i = (blockIdx.x * ADAMW_THREADS + threadIdx.x) * WIDTH; i < n; i += stride) {
-        float x[WIDTH];
-        load_floats(x, in + i);
-        UNROLL
-        for (int k = 0; k < WIDTH; k++) { x[k] = muon_normal(x[k], squared); }
-        store_floats(out + i, x);
+    size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_THREADS;
+    for (size_t i = blockIdx.x * ADAMW_THREADS + threadIdx.x; i < n; i += stride) {
+        out[i] = to_floatX(muon_normal(to_real(in[i]), squared));
     }
 }
 
-// WIDTH divides m: a pack is within a row
-template <int WIDTH>
-static __global__ void __launch_bounds__(ADAMW_THREADS)
-    muon_polynomial_kernel(floatX *power, const floatX *a, uint32_t m) {
+static __global__ void __launch_bounds__(ADAMW_THREADS) muon_polynomial_kernel(floatX *b, const floatX *a, uint32_t m) {
     wait_for_previous_kernel();
-    size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_THREADS * WIDTH, n = static_cast<size_t>(m) * m;
-    for (size_t i = (blockIdx.x * ADAMW_THREADS + threadIdx.x) * WIDTH; i < n; i += stride) {
-        float x[WIDTH], of_a[WIDTH];
-        uint32_t row = static_cast<uint32_t>(i / m), col = static_cast<uint32_t>(i % m);
-        load_floats(x, power + i);
-        load_floats(of_a, a + i);
-        UNROLL
-        for (int k = 0; k < WIDTH; k++) { x[k] = muon_polynomial_term(of_a[k], x[k], col + k == row); }
-        store_floats(power + i, x);
+    size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_THREADS, n = static_cast<size_t>(m) * m;
+    for (size_t i = blockIdx.x * ADAMW_THREADS + threadIdx.x; i < n; i += stride) {
+        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i / m == i % m));
     }
 }
 
 static inline void cuda_muon_normalise(floatX *out, const floatX *in, const real *norm_squared, size_t n, Exec *ex) {
-    constexpr int WIDTH = Pack<floatX>::SIZE;
-    bool packs = n % WIDTH == 0 && aligned_to_pack(in) && aligned_to_pack(out);
-    LAUNCH(packs ? muon_normalise_kernel<WIDTH> : muon_normalise_kernel<1>, muon_blocks(n, ex), ADAMW_THREADS, 0,
-           stream_of(ex), out, in, norm_squared, n);
+    LAUNCH(muon_normalise_kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), out, in, norm_squared, n);
 }
 
-static inline void cuda_muon_polynomial(floatX *power, const floatX *a, int m, Exec *ex) {
-    constexpr int WIDTH = Pack<floatX>::SIZE;
-    bool packs = m % WIDTH == 0 && aligned_to_pack(power) && aligned_to_pack(a);
-    LAUNCH(packs ? muon_polynomial_kernel<WIDTH> : muon_polynomial_kernel<1>,
-           muon_blocks(static_cast<size_t>(m) * static_cast<size_t>(m), ex), ADAMW_THREADS, 0, stream_of(ex), power, a,
-           static_cast<uint32_t>(m));
+static inline void cuda_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
+    LAUNCH(muon_polynomial_kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), b, a, static_cast<uint32_t>(m));
 }
 
 // ---- weights
@@ -176,9 +151,10 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
 
 static inline void cuda_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
                                      const UpdateRange *range, size_t n, real scale, const StepHyper *hyper, Exec *ex) {
+    (void)n;
     auto kernel = state->master      ? muon_weights_kernel<WEIGHTS_WITH_MASTER>
                   : state->remainder ? muon_weights_kernel<WEIGHTS_WITH_REMAINDER>
                                      : muon_weights_kernel<WEIGHTS_ALONE>;
-    LAUNCH(kernel, muon_blocks(n, ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, norm_squared, range,
+    LAUNCH(kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, norm_squared, range,
            hyper->learning_rate * scale, adamw_scales(hyper));
 }

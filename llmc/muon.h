@@ -2,21 +2,22 @@
 Muon (Jordan 2024): orthogonalised momentum, for the matrices of transformer blocks. AdamW updates all other tensors.
   g = grad * min(1, clip / ||grads||)                            as in adamw.h
   m = mu m + g;  u = g + mu m                                    muon_momentum: Nesterov's momentum
-  X = u / (|u| + 1e-7), |u| the Frobenius norm; five times       newton_schulz
+  X = u / (|u| + 1e-7), |u| the Frobenius norm; five times       newton_schulz of parallel/orthogonalise.h
       A = X X^T;  X = (a I + b A + c A^2) X                      (a, b, c) = (3.4445, -4.7750, 2.0315)
   w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, cols)) X          muon_weights
 A step of Newton-Schulz replaces each singular value x of X by a x + b x^3 + c x^5. The constants raise small values
 fast: after five steps, all but the tiniest are between 0.7 and 1.2, so all directions of u have about equal weight. The
 factor 0.2 sqrt(max(rows, cols)) gives the step AdamW's size, about 0.2 lr an element, so AdamW's learning rate and
 weight decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, equation 4).
-For a matrix with more rows than columns the same numbers come from A = X^T X;  X = X (a I + b A + c A^2).
-Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. m and w: as in adamw.h
+A = X^T X;  X = X (a I + b A + c A^2) gives the same numbers, and is cheaper with more rows than columns.
+Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. The matmuls' inputs are rounded
+            as the model's (-f). m and w: as in adamw.h
 Storage     m as AdamW's, and no v
 Bytes       an element with fp32 state: 16 for momentum (m twice, g, u), 12 for weights (w twice, X). Newton-Schulz is
             bound by arithmetic: newton_schulz_flops
 defines: muon_scale, muon_moment, muon_weight, muon_normal, muon_polynomial_term, reference_muon_momentum,
-         reference_muon_normalise, reference_muon_polynomial, reference_muon_weights, newton_schulz_flops,
-         newton_schulz_scratch, newton_schulz
+         reference_muon_normalise, reference_muon_polynomial, reference_muon_weights, NEWTON_SCHULZ_STEPS,
+         newton_schulz_flops
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -78,10 +79,10 @@ static inline void reference_muon_normalise(floatX *out, const floatX *in, const
     for (size_t i = 0; i < n; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), *norm_squared)); }
 }
 
-static inline void reference_muon_polynomial(floatX *power, const floatX *a, int m, Exec *ex) {
+static inline void reference_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
     (void)ex;
     for (int i = 0; i < m * m; i++) {
-        power[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(power[i]), i / m == i % m));
+        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i / m == i % m));
     }
 }
 
@@ -98,47 +99,12 @@ static inline void reference_muon_weights(const OptimizerState *state, const flo
     }
 }
 
-// ---- Newton-Schulz, from the operations of any backend
+// ---- Newton-Schulz
 
-enum { NEWTON_SCHULZ_STEPS = 5, NEWTON_SCHULZ_NORM = 8 };
+enum { NEWTON_SCHULZ_STEPS = 5 };
 
-// With m the smaller of rows and cols, and n the larger, a step is three matmuls: (m,m) over n, (m,m) over m, and
-// (rows,cols) over m.
-static inline double newton_schulz_flops(int rows, int cols) {
-    double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
+// of a matrix with m rows and n columns, or the reverse, m the smaller. A step is three matmuls: (m,m) over n, (m,m)
+// over m, and (m,n) over m.
+static inline double newton_schulz_flops(double m, double n) {
     return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m * m * m);
-}
-
-// elements of scratch: the norm, in NEWTON_SCHULZ_NORM of them; a (rows,cols) and two (m,m)
-static inline size_t newton_schulz_scratch(int rows, int cols) {
-    size_t m = (size_t)(rows < cols ? rows : cols);
-    return NEWTON_SCHULZ_NORM + (size_t)rows * (size_t)cols + 2 * m * m;
-}
-
-// Orthogonalises x (rows,cols) in place. scratch (newton_schulz_scratch(rows,cols))
-static inline void newton_schulz(const Ops *ops, floatX *x, floatX *scratch, int rows, int cols, Exec *ex) {
-    int m = rows < cols ? rows : cols;
-    size_t n = (size_t)rows * (size_t)cols;
-    real *norm = (real *)(void *)scratch;
-    floatX *y = scratch + NEWTON_SCHULZ_NORM, *a = y + n, *power = a + (size_t)m * (size_t)m;
-    const Gradient whole = {x, DT_FLOATX}, gram = {a, DT_FLOATX};
-    ops->global_norm_squared(norm, whole, GRAD_SET, n, ex);
-    ops->muon_normalise(y, x, norm, n, ex);
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // an odd number: the last result is in x
-        floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
-        if (rows > cols) {  // A = X^T X
-            ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, m, m,
-                                 ex);
-        } else {  // A = X X^T
-            ops->matmul_forward(a, from, from, NULL, NULL, m, cols, m, ex);
-        }
-        ops->matmul_forward(power, a, a, NULL, NULL, m, m, m, ex);  // A A^T, and A is symmetric
-        ops->muon_polynomial(power, a, m, ex);
-        if (rows > cols) {  // X power
-            ops->matmul_forward(to, from, power, NULL, NULL, rows, m, m, ex);
-        } else {  // power X
-            ops->matmul_backward(to, no_gradient, no_gradient, no_gradient, power, NULL, from, NULL, GRAD_SET, m, cols,
-                                 m, ex);
-        }
-    }
 }

@@ -36,24 +36,19 @@ static inline void cpu_muon_momentum(floatX *update, const OptimizerState *state
 
 static inline void cpu_muon_normalise(floatX *out, const floatX *in, const real *norm_squared, size_t n, Exec *ex) {
     (void)ex;
-#pragma omp parallel for schedule(static)
-    for (size_t start = 0; start < n; start += ADAMW_TILE) {
-        size_t end = start + muon_tile(start, n);
-        real squared = *norm_squared;
-#pragma omp simd
-        for (size_t i = start; i < end; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), squared)); }
-    }
+    real squared = *norm_squared;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), squared)); }
 }
 
-static inline void cpu_muon_polynomial(floatX *power, const floatX *a, int m, Exec *ex) {
+static inline void cpu_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < m; i++) {
-        floatX *row = power + (size_t)i * m;
-        const floatX *a_row = a + (size_t)i * m;
+        size_t row = (size_t)i * (size_t)m;
 #pragma omp simd
         for (int j = 0; j < m; j++) {
-            row[j] = to_floatX(muon_polynomial_term(to_real(a_row[j]), to_real(row[j]), i == j));
+            b[row + j] = to_floatX(muon_polynomial_term(to_real(a[row + j]), to_real(b[row + j]), i == j));
         }
     }
 }

@@ -291,11 +291,11 @@ OP(muon_normalise,                                                              
    (out, in, norm_squared, n, ex),                                                                                     \
    0, OUT(out, n, 1), IN(in, n, 1), IN(norm_squared, 1, 1))                                                            \
                                                                                                                        \
-/* power (m,m), which holds A^2, = 3.4445 I - 4.7750 A + 2.0315 A^2 */                                                 \
+/* b (m,m), which holds A^2, = 3.4445 I - 4.7750 A + 2.0315 A^2 */                                                     \
 OP(muon_polynomial,                                                                                                    \
-   (floatX *power, const floatX *a, int m, Exec *ex),                                                                  \
-   (power, a, m, ex),                                                                                                  \
-   0, INOUT(power, m, m), IN(a, m, m))                                                                                 \
+   (floatX *b, const floatX *a, int m, Exec *ex),                                                                      \
+   (b, a, m, ex),                                                                                                      \
+   0, INOUT(b, m, m), IN(a, m, m))                                                                                     \
                                                                                                                        \
 /* Muon's weights, on one range: params and their masters or remainders, which are rounded as AdamW's,                 \
    w = w (1 - lr decay) - lr scale update (n).  If the gradients' norm is not finite, nothing changes */               \

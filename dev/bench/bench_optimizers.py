@@ -5,10 +5,10 @@
 
 Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library (libpython3-stdlib), its
            files in a random order. Tokens are bytes; the last tenth is for validation.
-Tuning     a grid of learning rates, two weight decays and two warmups, seed 1; the larger model has the warmup that was
-           better for the smaller one. While the best learning rate is the first or the last of the grid, the grid grows
-           by another. AdamW then runs FINALISTS settings with all seeds, and the best mean counts: one lucky seed at
-           the edge of stability does not.
+Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. The larger model has one warmup: AdamW's
+           is longer, since its best learning rates are unstable after a short one. While the best learning rate is the
+           first or the last of the grid, the grid grows by another. AdamW then runs FINALISTS settings with all seeds,
+           and the best mean counts: one lucky seed at the edge of stability does not.
 Comparison SEEDS seeds: AdamW with all steps, and Muon, at the best setting of seed 1, with shares of them, each with a
            whole cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
 Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
@@ -155,14 +155,14 @@ def compare(runs, text, model):
     finals = {setting: losses[i * SEEDS:(i + 1) * SEEDS] for i, setting in enumerate(finalists)}
     best["adamw"] = min(finals, key=lambda setting: statistics.mean(finals[setting]))
     adamw = finals[best["adamw"]]
-    of_all = SHARES[model]
-    losses = runs.losses([(text, model, "muon", *best["muon"], share, s) for share in of_all for s in seeds])
-    by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(of_all))]
-    shares = [share_at(of_all, [of[s] for of in by_share], adamw[s]) for s in range(SEEDS)]
+    shares_run = SHARES[model]
+    losses = runs.losses([(text, model, "muon", *best["muon"], share, s) for share in shares_run for s in seeds])
+    by_share = [losses[i * SEEDS:(i + 1) * SEEDS] for i in range(len(shares_run))]
+    shares = [share_at(shares_run, [of[s] for of in by_share], adamw[s]) for s in range(SEEDS)]
     gain = [a - m for a, m in zip(adamw, by_share[-1])]
     tokens = STEPS[model] * 4096
     rows = [("AdamW", best["adamw"], 1.0, adamw)]
-    rows += [("Muon", best["muon"], share, of_share) for share, of_share in zip(of_all, by_share)]
+    rows += [("Muon", best["muon"], share, of_share) for share, of_share in zip(shares_run, by_share)]
     lines = [f"## {text}, {model}", "",
              f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon has AdamW's loss after "
              f"**{mean_sd(shares, '{:.3f}')}** of the tokens (seeds: {', '.join(f'{s:.3f}' for s in shares)}). "

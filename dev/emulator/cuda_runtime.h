@@ -708,21 +708,6 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     if (waits) { simt::run_pending(); }
     return error;
 }
-// of device memory alone
-inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes,
-                                     size_t rows, cudaMemcpyKind direction, cudaStream_t stream = nullptr) {
-    if (bytes == 0 || rows == 0) { return cudaSuccess; }
-    size_t to_bytes = (rows - 1) * to_stride + bytes, from_bytes = (rows - 1) * from_stride + bytes;
-    bool fits = bytes <= to_stride && bytes <= from_stride && simt::memory_kind(to, to_bytes) == simt::DEVICE &&
-                simt::memory_kind(from, from_bytes) == simt::DEVICE && direction == cudaMemcpyDefault;
-    if (!fits) { return simt::failed(cudaErrorInvalidValue); }
-    return simt::submit(stream, {cudaGraphNodeTypeMemcpy, "", simt::copy_nanoseconds(bytes * rows), [=] {
-                                     for (size_t i = 0; i < rows; i++) {
-                                         std::memmove(static_cast<char *>(to) + i * to_stride,
-                                                      static_cast<const char *>(from) + i * from_stride, bytes);
-                                     }
-                                 }});
-}
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
     if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
         return simt::failed(cudaErrorInvalidValue);

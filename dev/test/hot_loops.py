@@ -30,9 +30,9 @@ HOT = {"adamw_tile", "attention_backward_tile", "attention_decode_row", "attenti
        "classifier_gradient", "classifier_max", "classifier_sum", "cpu_embedding_forward", "cpu_muon_momentum",
        "cpu_muon_normalise", "cpu_muon_polynomial", "cpu_muon_weights", "cpu_position_embedding_forward",
        "embedding_add_row", "gelu_backward_row", "gelu_row", "gradient_store", "layernorm_backward_row",
-       "layernorm_row", "layernorm_statistics", "m_decode_block", "m_encode_block", "matmul_row", "residual_row",
-       "sum_of_squares", "sum_of_squares_bf16", "tile_of", "tile_of_weights", "tile_round", "tile_store_weights",
-       "v_decode_block", "v_encode_block"}
+       "layernorm_row", "layernorm_statistics", "matmul_row", "moment_decode_block", "moment_encode_block",
+       "residual_row", "sum_of_squares", "sum_of_squares_bf16", "tile_of", "tile_of_weights", "tile_round",
+       "tile_store_weights"}
 MPI = {"sum_add", "sum_store"}  # absent from a build without MPI
 COPIES = ("memcpy", "memset", "memmove")  # calls that compilers put in place of whole loops
 

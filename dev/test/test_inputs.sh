@@ -350,7 +350,7 @@ a warmup as long as the run|the learning rate never reaches its peak: the warmup
 a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
 a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
 a rate that is to be constant||-i text.txt -x 1 -v 0 -q 1 -k constant
-Muon with few tokens an update|a larger -d makes Muon cheaper: Newton-Schulz adds 172.04 % of|-i text.txt -x 1 -v 0 --optimizer muon
+Muon with few tokens an update|Newton-Schulz takes more than 15 % of the|-i text.txt -x 1 -v 0 --optimizer muon
 Muon with many||-i text.txt -x 1 -v 0 --optimizer muon -d 512
 examples that are cut|-i talks.jsonl: 1 of 3 examples are longer than -t 16, and are cut|-i talks.jsonl -x 1 -v 0
 examples without a target|-i talks.jsonl: 1 of 3 examples have no target within -t 16|-i talks.jsonl -x 1 -v 0
@@ -358,7 +358,7 @@ ROWS
 report "Muon on weights that it may not have trained" "$(
     run 0 -i text.txt -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0 -d 512 -n 1 -o pretrained
     run 0 -i text.txt -e pretrained/step_00000001 -b 1 -t 16 -x 1 -v 0 -s 0 -d 512 --optimizer muon
-    says "$out" "note      Muon is reported to fine-tune weights that AdamW trained worse than AdamW does"
+    says "$out" "note      Muon is reported to fine-tune worse than AdamW if AdamW trained the weights"
 )"
 report "the count of training tokens is that of the files that are read" "$(
     run 0 -i '[pt]*/*[0-9].txt' -e l1h1c16 -b 1 -t 5 -x 1 -v 0 -s 0

@@ -499,6 +499,14 @@ if [ -x "$emulated" ]; then
         done
         run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: rank 1 has only padding
         close_run emulated_slices emulated_one 1e-5
+        # Muon with a matrix of each kind: rank 1 owns none, but has to autotune the same matmuls
+        muon=("${tiny[@]}" -e l1h1c8 --optimizer muon)
+        run 0 1 "${muon[@]}" -b 4 -o muon_one
+        for flags in "-b 2 -z 0" "-b 2 -z 2" "-b 4 -tp 2"; do
+            # shellcheck disable=SC2086
+            run 0 2 "${muon[@]}" $flags -o "muon_two${flags// /}"
+            close_run "muon_two${flags// /}" muon_one 1e-4
+        done
     )"
     # each emulated GPU has 8 GiB, of which a plan may take 7680 MiB, and all have one PCI bus id
     sharing=("$emulated" -i text -e l90h16c1024 -b 1 -t 16 -s 0 -d 32)

@@ -413,12 +413,13 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
 
 // Stops unless the checkpoint has the state of this optimizer.
 static inline void check_same_optimizer(const ModelFile *file, OptimizerKind wanted) {
-    bool by_adamw = model_find(file, "v.", "h.0.attn.c_attn.weight") != NULL;
-    bool by_muon = model_find(file, "v.", "wte.weight") && !by_adamw;
-    if (wanted == OPTIMIZER_ADAMW ? !by_muon : !by_adamw) { return; }
+    static const char *const names[] = {"adamw", "muon"};
+    bool has_second = model_find(file, "v.", "h.0.attn.c_attn.weight") != NULL;
+    OptimizerKind saved = has_second ? OPTIMIZER_ADAMW : OPTIMIZER_MUON;
+    if (saved == wanted || !model_find(file, "v.", "wte.weight")) { return; }
     input_error("'%s' has the state of --optimizer %s, but this run has --optimizer %s: resume with --optimizer %s, or "
                 "begin a new run from its weights with -e and another -o",
-                file->file.path, by_adamw ? "adamw" : "muon", by_adamw ? "muon" : "adamw", by_adamw ? "adamw" : "muon");
+                file->file.path, names[saved], names[wanted], names[saved]);
 }
 
 // Fills this rank's state from a checkpoint folder; `model` is the open model.safetensors. Where the file has rounded

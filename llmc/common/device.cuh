@@ -202,11 +202,6 @@ static inline void cuda_enqueue_copy(void *to, const void *from, size_t bytes, E
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(ex)));
 }
 
-static inline void cuda_enqueue_copy_rows(void *to, size_t to_stride, const void *from, size_t from_stride,
-                                          size_t bytes, size_t rows, Exec *ex) {
-    CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, rows, cudaMemcpyDefault, stream_of(ex)));
-}
-
 // ---- copies that overlap the work
 
 static inline CopyWork cuda_copy_begin(int stream, void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
@@ -313,7 +308,6 @@ static const Device cuda_device = {
     .enqueue_upload = cuda_enqueue_upload,
     .enqueue_download = cuda_enqueue_download,
     .enqueue_copy = cuda_enqueue_copy,
-    .enqueue_copy_rows = cuda_enqueue_copy_rows,
     .upload_begin = cuda_upload_begin,
     .download_begin = cuda_download_begin,
     .copy_wait = cuda_copy_wait,

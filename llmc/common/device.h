@@ -80,9 +80,6 @@ typedef struct {
     void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: from allocate_host
     void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: from allocate_host
     void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);  // ends: the device or allocate_host
-    // rows of `bytes`, which begin to_stride and from_stride bytes apart; on the device
-    void (*enqueue_copy_rows)(void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes,
-                              size_t rows, Exec *ex);
 
     // ---- copies that overlap the work; host: from allocate_host
     CopyWork (*upload_begin)(int stream, void *device, const void *host, size_t bytes, Exec *ex);
@@ -221,13 +218,6 @@ static inline void host_enqueue_copy(void *to, const void *from, size_t bytes, E
     (void)ex;
     memcpy(to, from, bytes);
 }
-static inline void host_enqueue_copy_rows(void *to, size_t to_stride, const void *from, size_t from_stride,
-                                          size_t bytes, size_t rows, Exec *ex) {
-    (void)ex;
-    for (size_t i = 0; i < rows; i++) {
-        memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, bytes);
-    }
-}
 static inline CopyWork host_copy_begin(int stream, void *to, const void *from, size_t bytes, Exec *ex) {
     (void)stream, (void)ex;
     host_copy_parallel(to, from, bytes);
@@ -271,7 +261,6 @@ static const Device cpu_device = {
     .enqueue_upload = host_enqueue_copy,
     .enqueue_download = host_enqueue_copy,
     .enqueue_copy = host_enqueue_copy,
-    .enqueue_copy_rows = host_enqueue_copy_rows,
     .upload_begin = host_copy_begin,
     .download_begin = host_copy_begin,
     .copy_wait = host_copy_wait,

@@ -63,9 +63,9 @@ static inline void options_set_offload(ModelOptions *o, int stage) {
 // A is attn_dim of this rank, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
 typedef struct {
     // ---- state
-    // AdamW's state (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on. Its params are
-    // all parameter tensors in one flat buffer (param_offset finds one): at -z 3 this rank's shard, in host memory from
-    // --offload 3 on.
+    // The optimizer's state (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on. Its
+    // params are all parameter tensors in one flat buffer (param_offset finds one): at -z 3 this rank's shard, in host
+    // memory from --offload 3 on.
     OptimizerState optimizer;
     floatX *gathered_params;  // -z 3, --offload 3: uploaded and all-gathered buckets (bucket_buffers)
     // gradients
@@ -137,7 +137,7 @@ static inline int num_block_inputs(const ModelOptions *o, int L) {
 // one tensor: PLAN_ADD(member of GPT2Tensors, lifetime, type, dimensions...)
 #define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
-// one array of AdamW's state with `count` elements: of this rank (slots false), or two slots of update.h
+// one array of the optimizer's state with `count` elements: of this rank (slots false), or two slots of update.h
 static inline void plan_array(Plan *plan, bool slots, size_t member, const char *name, Lifetime lifetime, DType dtype,
                               size_t count) {
     const size_t dims[] = {2, count};

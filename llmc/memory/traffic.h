@@ -36,12 +36,10 @@ static inline double model_flops_per_token(const GPT2Config *c, int T) {
 }
 
 // FLOPs of Newton-Schulz in an update of `tokens`, as a share of the model's: of four (C,C) and two (4C,C) matrices a
-// layer. With -tp t it counts t times, since the tensor-parallel ranks all do the same work.
-static inline double newton_schulz_share(const GPT2Config *c, const Sharding *s, int T, double tokens) {
-    double of_layer =
-        4 * newton_schulz_flops(c->channels, c->channels) + 2 * newton_schulz_flops(4 * c->channels, c->channels);
-    if (s->optimizer != OPTIMIZER_MUON) { return 0; }
-    return c->num_layers * of_layer * s->tp_size / (tokens * model_flops_per_token(c, T));
+// layer
+static inline double newton_schulz_share(const GPT2Config *c, int T, double tokens) {
+    double C = c->channels, of_layer = 4 * newton_schulz_flops(C, C) + 2 * newton_schulz_flops(C, 4 * C);
+    return c->num_layers * of_layer / (tokens * model_flops_per_token(c, T));
 }
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
@@ -110,15 +108,16 @@ static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const Mod
            all_reduce_bytes(num_replicated(layout), stored_gradients(o), o->sharding.tp_rank, t);
 }
 
-// each round of Muon (parallel/orthogonalise.h)
+// the rounds of Muon (parallel/orthogonalise.h)
 static inline uint64_t muon_sent_bytes(const ParamLayout *layout) {
     const Sharding *s = &layout->sharding;
-    uint64_t sent = 0;
-    for (int first = 0; first < num_muon_matrices(layout); first += s->dp_size) {
-        int own = first + s->dp_rank;
-        sent += (s->stage > 0 ? 2 : 1) * all_gather_bytes(muon_slice(layout), DT_FLOATX, s->dp_size);
-        if (own >= num_muon_matrices(layout)) { continue; }
-        sent += all_gather_bytes(param_count(layout, muon_matrix(layout, own).id), DT_FLOATX, s->tp_size);
+    size_t C = layout->slice[FCW].cols, rounds = chunk_size((size_t)layout->num_layers, s->dp_size);
+    uint64_t of_matrix = all_reduce_bytes(1, DT_REAL, s->tp_rank, s->tp_size), sent = 0;
+    of_matrix += NEWTON_SCHULZ_STEPS * all_reduce_bytes(C * C, DT_FLOATX, s->tp_rank, s->tp_size);
+    for (int i = 0; s->optimizer == OPTIMIZER_MUON && i < NUM_MUON_TENSORS; i++) {
+        sent += rounds * (s->stage > 0 ? 2 : 1) *
+                all_gather_bytes(muon_chunk(layout, muon_tensors[i]), DT_FLOATX, s->dp_size);
+        sent += rounds * (uint64_t)muon_matrix(layout, muon_tensors[i]).count * of_matrix;
     }
     return sent;
 }

@@ -1,13 +1,13 @@
 /*
 A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs whole matrices, and ranks hold parts.
   -z 0         every rank has the whole update
-  -z 1 to 3    a rank has the elements in its shard, between zeros. A reduce-scatter of the round's matrices gives each
-               rank the matrix that it owns: the other terms of a sum are zeros, so no bit depends on their order
-  -tp t        a rank has slices. The t ranks of the owner's tensor-parallel group all-gather their slices of the
-               matrix, and all of them orthogonalise it: t times the work, but no second exchange
-Then the results are all-gathered, and each rank updates its elements. The matrix does not depend on the layout, so the
-result has the same bits at each.
-defines: Muon, muon_update, muon_clear, muon_orthogonalise
+  -z 1 to 3    Each rank writes the elements of its shard between zeros. A reduce-scatter adds them and gives each owner
+               its tensor: all other terms are zeros, so the order of the sum does not matter
+  -tp t        a rank has a slice, along the longer or an equal axis, and A is the sum of the slices' products: an
+               all-reduce of (C,C) in each step
+Then the results are all-gathered, and each rank updates its elements. A rank without a tensor, in the last round of
+each kind, orthogonalises zeros: all ranks call the same operations, as the autotuner of matmuls expects.
+defines: Muon, newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once
 #include "llmc/muon.h"
@@ -16,74 +16,64 @@ defines: Muon, muon_update, muon_clear, muon_orthogonalise
 
 typedef struct {
     const Zero *zero;
-    const GPT2Config *config;
     Comm *tp;
     floatX *scratch;  // (muon_scratch_elements), during an update
 } Muon;
 
-// the elements of matrix i in the current round, from element `offset` of the slice on
-static inline floatX *muon_update(const Muon *m, int i, size_t offset) {
-    const ParamLayout *layout = &m->zero->layout;
-    return m->scratch + (size_t)(i % layout->sharding.dp_size) * muon_slice(layout) + offset;
+// x (n) = its sum over the slices of a matrix
+static inline void muon_sum(void *x, size_t n, DType dtype, Comm *tp, Exec *ex) {
+    if (tp->size > 1) { comm_wait(comm_all_reduce(x, n, dtype, tp, ex), tp, ex); }
 }
 
-static inline void muon_clear(const Muon *m) {
-    const ParamLayout *layout = &m->zero->layout;
-    size_t bytes = (size_t)layout->sharding.dp_size * muon_slice(layout) * sizeof(floatX);
-    m->zero->device->enqueue_fill(m->scratch, 0, bytes, m->zero->ex);
-}
-
-// Copies a slice into its place in the whole matrix, or back.
-static inline void muon_copy_slice(const Zero *z, floatX *whole, floatX *slice, const Slice *s, bool back) {
-    const size_t row = s->cols * sizeof(floatX), global_row = s->global_cols * sizeof(floatX);
-    for (int i = 0; i < s->num_rectangles; i++) {
-        floatX *in_slice = slice + rectangle_local(s, i), *in_whole = whole + rectangle_global(s, i);
-        z->device->enqueue_copy_rows(back ? in_slice : in_whole, back ? row : global_row, back ? in_whole : in_slice,
-                                     back ? global_row : row, s->rectangle_cols * sizeof(floatX), s->rectangle_rows,
-                                     z->ex);
-    }
-}
-
-// Orthogonalises a matrix of this rank. slice: its slice; with one tensor-parallel rank the matrix
-static inline void muon_orthogonalise_own(const Muon *m, MuonMatrix matrix, floatX *slice) {
-    const Zero *z = m->zero;
-    const ParamLayout *layout = &z->layout;
-    int t = layout->sharding.tp_size;
-    size_t elements = param_count(layout, matrix.id), of_one = (size_t)matrix.rows * (size_t)matrix.cols;
-    size_t of_all = layout->slice[matrix.id].global_rows * layout->slice[matrix.id].global_cols;
-    floatX *gathered = m->scratch + (size_t)layout->sharding.dp_size * muon_slice(layout), *scratch = gathered;
-    floatX *whole = slice;
-    if (t > 1) {
-        whole = gathered + (size_t)t * muon_slice(layout);
-        scratch = whole + param_align(of_all);
-        CommWork work = comm_all_gather(gathered, slice, elements, DT_FLOATX, m->tp, z->ex);
-        comm_wait(work, m->tp, z->ex);
-        for (int rank = 0; rank < t; rank++) {
-            Slice s = param_slice(matrix.id, m->config, t, rank);
-            muon_copy_slice(z, whole, gathered + (size_t)rank * elements, &s, false);
+// Orthogonalises the matrix whose slice x (rows,cols) is, in place. scratch: NEWTON_SCHULZ_NORM elements, a (rows,cols)
+// and two (C,C)
+static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *scratch, const MuonMatrix *matrix,
+                                 Exec *ex) {
+    int rows = matrix->rows, cols = matrix->cols, C = matrix->split_rows ? cols : rows;
+    size_t n = (size_t)rows * (size_t)cols, square = (size_t)C * (size_t)C;
+    real *norm = (real *)(void *)scratch;
+    floatX *y = scratch + NEWTON_SCHULZ_NORM, *a = y + n, *b = a + square;
+    const Gradient slice = {x, DT_FLOATX}, gram = {a, DT_FLOATX};
+    ops->global_norm_squared(norm, slice, GRAD_SET, n, ex);
+    muon_sum(norm, 1, DT_REAL, tp, ex);
+    ops->muon_normalise(y, x, norm, n, ex);
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // an odd number: the last result is in x
+        floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
+        if (matrix->split_rows) {  // A = X^T X
+            ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, C, C,
+                                 ex);
+        } else {  // A = X X^T
+            ops->matmul_forward(a, from, from, NULL, NULL, C, cols, C, ex);
+        }
+        muon_sum(a, square, DT_FLOATX, tp, ex);
+        ops->matmul_forward(b, a, a, NULL, NULL, C, C, C, ex);  // A A^T, and A is symmetric
+        ops->muon_polynomial(b, a, C, ex);
+        if (matrix->split_rows) {  // X B
+            ops->matmul_forward(to, from, b, NULL, NULL, rows, C, C, ex);
+        } else {  // B X
+            ops->matmul_backward(to, no_gradient, no_gradient, no_gradient, b, NULL, from, NULL, GRAD_SET, C, cols, C,
+                                 ex);
         }
     }
-    for (size_t at = 0; at < of_all; at += of_one) {
-        newton_schulz(z->ops, whole + at, scratch, matrix.rows, matrix.cols, z->ex);
-    }
-    if (t > 1) { muon_copy_slice(z, whole, slice, &layout->slice[matrix.id], true); }
 }
 
-// Orthogonalises the matrices of the round that begins with matrix `first`, from the elements of all ranks.
-static inline void muon_orthogonalise(const Muon *m, int first) {
+// the elements of a tensor of the current round, from element `offset` on
+static inline floatX *muon_update_at(const Muon *m, ParamId id, int layer, size_t offset) {
+    const ParamLayout *layout = &m->zero->layout;
+    return m->scratch + (size_t)(layer % layout->sharding.dp_size) * muon_chunk(layout, id) + offset;
+}
+
+// Orthogonalises the tensors of the round that begins with layer `first`, from the elements of all ranks.
+static inline void muon_orthogonalise(const Muon *m, ParamId id, int first) {
     const Zero *z = m->zero;
-    const ParamLayout *layout = &z->layout;
-    const Sharding *s = &layout->sharding;
-    int own = first + s->dp_rank;
-    size_t chunk = muon_slice(layout);
-    floatX *slice = muon_update(m, own, 0);
-    if (s->stage > 0) {
-        CommWork work = comm_reduce_scatter(slice, m->scratch, chunk, DT_FLOATX, z->dp, z->ex);
-        comm_wait(work, z->dp, z->ex);
+    const Sharding *s = &z->layout.sharding;
+    MuonMatrix matrix = muon_matrix(&z->layout, id);
+    size_t chunk = muon_chunk(&z->layout, id);
+    floatX *own = muon_update_at(m, id, first + s->dp_rank, 0), *scratch = m->scratch + (size_t)s->dp_size * chunk;
+    if (s->stage > 0) { comm_wait(comm_reduce_scatter(own, m->scratch, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
+    for (int i = 0; i < matrix.count; i++) {
+        floatX *x = own + (size_t)i * (size_t)matrix.rows * (size_t)matrix.cols;
+        newton_schulz(z->ops, m->tp, x, scratch, &matrix, z->ex);
     }
-    if (own < num_muon_matrices(layout)) { muon_orthogonalise_own(m, muon_matrix(layout, own), slice); }
-    if (s->dp_size > 1) {
-        CommWork work = comm_all_gather(m->scratch, slice, chunk, DT_FLOATX, z->dp, z->ex);
-        comm_wait(work, z->dp, z->ex);
-    }
+    if (s->dp_size > 1) { comm_wait(comm_all_gather(m->scratch, own, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
 }

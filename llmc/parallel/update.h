@@ -4,13 +4,12 @@ through one of two slots on the device, a double buffer.
   bucket i - 1   is downloaded to host memory while bucket i is uploaded
   bucket i       is uploaded one bucket ahead, before an operation reads and writes its slot
 Each slot has a copy stream: bucket i + 2 is uploaded after bucket i was downloaded. With --offload 1 a bucket has
-moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters. Muon's
-momentum needs moments and gradients, and its weights the others.
+moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters. Of
+these a momentum bucket of Muon has moments and gradients, and a weights bucket the others.
 defines: Update, update_open, update_close, update_params
 */
 #pragma once
 #include "llmc/moments.h"
-#include "llmc/muon.h"
 #include "llmc/parallel/orthogonalise.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/shapes/update_buckets.h"
@@ -29,9 +28,8 @@ typedef struct {
 
 // Lists the buckets and uploads their ranges to `ranges`, (max_update_ranges) on the device; NULL: the model does not
 // train. slots, grad_slots: as in Update. Free with update_close.
-static inline void update_open(Update *u, const Zero *zero, const GPT2Config *config, Comm *tp,
-                               const OptimizerState *stored, const OptimizerState *slots, Gradient grad_slots,
-                               UpdateRange *ranges) {
+static inline void update_open(Update *u, const Zero *zero, Comm *tp, const OptimizerState *stored,
+                               const OptimizerState *slots, Gradient grad_slots, UpdateRange *ranges) {
     memset(u, 0, sizeof *u);
     u->zero = zero;
     u->stored = *stored;
@@ -42,12 +40,14 @@ static inline void update_open(Update *u, const Zero *zero, const GPT2Config *co
     u->list = update_list(&zero->layout);
     u->slot_elements = update_bucket_elements(&zero->layout);
     u->muon.zero = zero;
-    u->muon.config = config;
     u->muon.tp = tp;
     zero->device->upload(ranges, u->list.ranges, (size_t)u->list.num_ranges * sizeof *ranges);
 }
 
-static inline void update_close(Update *u) { update_list_free(&u->list); }
+static inline void update_close(Update *u) {
+    free(u->list.buckets);
+    free(u->list.ranges);
+}
 
 static inline void *elements_at(const void *array, size_t offset, DType dtype) {
     return array ? (char *)array + offset * dtype_size(dtype) : NULL;
@@ -98,7 +98,7 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
 
 // Muon's update of a bucket's elements, which are one range
 static inline floatX *bucket_update(const Update *u, const UpdateBucket *b) {
-    return muon_update(&u->muon, b->matrix, u->list.ranges[b->first_range].tensor_offset);
+    return muon_update_at(&u->muon, b->id, b->layer, u->list.ranges[b->first_range].tensor_offset);
 }
 
 // Begins to copy what the operation of bucket i reads from host memory, or what it has written.
@@ -134,16 +134,18 @@ static inline void update_bucket(Update *u, int i, const real *norm_squared, con
     case UPDATE_ADAMW:
         z->ops->adamw_update(&state, grads, norm_squared, ranges, b->num_ranges, b->count, hyper, z->ex);
         break;
-    case UPDATE_CLEAR: muon_clear(&u->muon); break;
+    case UPDATE_CLEAR: {
+        size_t round = (size_t)z->layout.sharding.dp_size * muon_chunk(&z->layout, b->id);
+        z->device->enqueue_fill(u->muon.scratch, 0, round * sizeof(floatX), z->ex);
+        break;
+    }
     case UPDATE_MOMENTUM:
         z->ops->muon_momentum(bucket_update(u, b), &state, grads, norm_squared, ranges, b->count, hyper, z->ex);
         break;
-    case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->matrix); break;
-    case UPDATE_WEIGHTS: {
-        MuonMatrix matrix = muon_matrix(&z->layout, b->matrix);
+    case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->id, b->layer); break;
+    case UPDATE_WEIGHTS:
         z->ops->muon_weights(&state, bucket_update(u, b), norm_squared, ranges, b->count,
-                             muon_scale(matrix.rows, matrix.cols), hyper, z->ex);
-    }
+                             muon_matrix(&z->layout, b->id).scale, hyper, z->ex);
     }
 }
 

@@ -114,14 +114,6 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
 }
 
-// text = what Newton-Schulz costs. Returns its share of the model's FLOPs; 0: no Muon
-static inline double newton_schulz_cost(char text[128], const TrainArgs *a, const GPT2Config *c,
-                                        const ModelOptions *o) {
-    double share = newton_schulz_share(c, &o->sharding, a->T, (double)tokens_of_update(a));
-    snprintf(text, 128, "%.2f %% of the model's FLOPs for an update of %lld tokens", 100 * share, tokens_of_update(a));
-    return share;
-}
-
 #define OFFLOAD_ON_CPU "--offload does nothing on a CPU: the model is already in host memory"
 
 // Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
@@ -131,8 +123,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     int V = data->files.vocab_size;
     bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
     const char *no_gpu = why_no_gpu((DeviceChoice)a->device);
-    char muon_cost[128];
-    double muon_share = newton_schulz_cost(muon_cost, a, c, o);
+    double newton_schulz = newton_schulz_share(c, a->T, (double)tokens_of_update(a));
     const struct {
         bool shown;
         const char *text, *value;
@@ -148,9 +139,12 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->warmup >= max_steps, "the learning rate never reaches its peak: the warmup -u is as long as the run", ""},
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
          "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
-        {muon_share > 0.15, "a larger -d makes Muon cheaper: Newton-Schulz adds ", muon_cost},
+        {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15,
+         "Newton-Schulz takes more than 15 % of the model's FLOPs with updates this small: a larger -d makes it "
+         "cheaper",
+         ""},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
-         "Muon is reported to fine-tune weights that AdamW trained worse than AdamW does (arXiv 2502.16982)", ""},
+         "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
@@ -239,8 +233,10 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
                mebibytes(gpt2_sent_bytes(c, o)));
     }
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
-    char cost[128];
-    if (o->training && newton_schulz_cost(cost, a, c, o) > 0) { printf("Newton-Schulz adds %s\n", cost); }
+    if (o->training && a->optimizer == OPTIMIZER_MUON) {
+        printf("Newton-Schulz adds %.2f %% of the model's FLOPs for an update of %lld tokens\n",
+               100 * newton_schulz_share(c, a->T, (double)tokens_of_update(a)), tokens_of_update(a));
+    }
     plan_free(&plan);
 }
 

@@ -158,7 +158,7 @@ static const Flag flag_table[] = {
 
     FLAG_HEADING("Optimizer"),
     CHOICE(NULL, "optimizer", optimizer, OPTIMIZER_CHOICES, "NAME",
-     "adamw, or muon for the matrices of the blocks (default %s)"),
+     "adamw, or muon for the matrices of blocks (default %s)"),
     REAL(NULL, "muon-momentum", momentum, 0, 0.999999, "X", "decay rate of Muon's momentum (default %s)"),
     REAL("c", "weight-decay", weight_decay, 0, 1e3, "X", "weight decay of tensors with two dimensions (default %s)"),
     REAL(NULL, "beta1", beta1, 0, 0.999999, "X", "decay rate of AdamW's first moment (default %s)"),

@@ -261,7 +261,7 @@ static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) 
 }
 
 // After every step: waits for it and writes it. whole: false for one that was cut short, which is not written. The wait
-// records the step's event a second time, after AdamW: finish_step then waits for no less.
+// records the step's event a second time, after the update: finish_step then waits for no less.
 static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (!p->active) { return; }
     p->active = false;

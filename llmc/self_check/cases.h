@@ -141,14 +141,6 @@ static const OpShape norm_shapes[] = {
     {.n = 5000000},    // every block of a GPU has two rounds
 };
 
-// (C,C) matrices of Newton-Schulz
-static const OpShape square_shapes[] = {
-    {.C = 768},
-    {.C = 96},
-    {.C = 67},
-    {.C = 1},
-};
-
 static const OpShape update_shapes[] = {
     {.n = 124475904},
     {.n = 98304},
@@ -594,7 +586,7 @@ static inline void run_muon_weights(Problem *p, const Ops *ops, Exec *ex) {
 }
 
 CALL(muon_normalise, set_nothing, X(out), X(in), R(norm_squared), s->n)
-CALL(muon_polynomial, set_nothing, X(power), X(a), s->C)
+CALL(muon_polynomial, set_nothing, X(b), X(a), s->C)
 
 // a norm is not negative
 static inline void fill_norm(Problem *p) { *R(norm_squared) = 4; }
@@ -647,7 +639,7 @@ static const OpCase op_cases[] = {
     ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
     ROW(1e-6, 1, update,          muon_momentum,               MUON_MOMENTUM_VARIANTS, fill_muon),  // one rounding
     ROW(2e-7, 1, update,          muon_normalise,              1, fill_norm),  // two roundings
-    ROW(3e-7, 1, square,          muon_polynomial,             1, NULL),  // a result near 0
+    ROW(3e-7, 1, matmul,          muon_polynomial,             1, NULL),  // a result near 0
     ROW(1e-6, 1, update,          muon_weights,                MUON_WEIGHTS_VARIANTS, fill_muon),  // a weight near 0
 };
 // clang-format on

@@ -18,7 +18,7 @@ Shard       The chunks that a rank owns, one after another: the rank's part of t
 Owned       Owned elements are this rank's shard. Updated elements are the owned ones; at stage 0 they are all elements.
             A rank stores the optimizer state of the updated elements.
 Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
-            SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, for AdamW.
+            SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, to update.
 Follow it   plan gpt2_plan; initial values gpt2_init; pointer zero_param (zero.h); all-gather zero_gather; wait
             zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file families_save
 
@@ -51,11 +51,11 @@ typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;  // in the order
 
 // How -z, -tp and --offload divide the state of a model, and which rank this is. 0 as a size means 1.
 typedef struct {
-    int dp_size, dp_rank;  // data-parallel group: the ranks that train on different data
-    int stage;             // ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too
-    int tp_size, tp_rank;  // tensor-parallel group: the ranks that hold the slices of one model
-    int offload;           // stage of --offload: 0, or the last of the list below that is in pinned host memory
-    OptimizerKind optimizer;
+    int dp_size, dp_rank;     // data-parallel group: the ranks that train on different data
+    int stage;                // ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too
+    int tp_size, tp_rank;     // tensor-parallel group: the ranks that hold the slices of one model
+    int offload;              // stage of --offload: 0, or the last of the list below that is in pinned host memory
+    OptimizerKind optimizer;  // Muon's matrices have no second moments
 } Sharding;
 
 enum { OFFLOAD_OPTIMIZER = 1, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS };
@@ -86,9 +86,15 @@ typedef struct {
     size_t chunk[BUCKET_KINDS];        // of a bucket of each kind
     size_t total;                      // the flat buffer, gaps included
     size_t shard;                      // a rank's shard: total / dp_size
+    size_t second[NUM_PARAM_TENSORS];  // Muon: of a layer's tensors, from its first second moment; second_moment_at
+    size_t second_stride;              // from a layer's second moments to the next
 } ParamLayout;
 
 static inline size_t param_align(size_t count) { return (count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN; }
+
+static inline bool updated_by_muon(const ParamLayout *layout, ParamId id) {
+    return layout->sharding.optimizer == OPTIMIZER_MUON && param_is_layered(id) && param_specs[id].rows != DIM_ONE;
+}
 
 static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sharding) {
     ParamLayout layout;
@@ -99,12 +105,16 @@ static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sha
     layout.total = layout.shard = 0;
     size_t ranks = (size_t)layout.sharding.dp_size;
     for (int kind = 0; kind < BUCKET_KINDS; kind++) {
-        size_t size = 0, buckets = kind == LAYER_BUCKET ? (size_t)c->num_layers : 1;
+        size_t size = 0, second = 0, buckets = kind == LAYER_BUCKET ? (size_t)c->num_layers : 1;
         for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
             layout.slice[id] = param_slice((ParamId)id, c, layout.sharding.tp_size, sharding.tp_rank);
             layout.offset[id] = layout.total + size;
-            size += param_align(layout.slice[id].rows * layout.slice[id].cols);
+            layout.second[id] = second;
+            size_t count = param_align(layout.slice[id].rows * layout.slice[id].cols);
+            size += count;
+            second += updated_by_muon(&layout, (ParamId)id) ? 0 : count;
         }
+        if (kind == LAYER_BUCKET) { layout.second_stride = second; }
         layout.chunk[kind] = param_align((size + ranks - 1) / ranks);
         layout.shard += layout.chunk[kind] * buckets;
         layout.total += layout.chunk[kind] * ranks * buckets;
@@ -231,29 +241,15 @@ static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId 
 // ---- second moments. With Muon the matrices of a layer have none. Those of its other tensors are stored one after
 // another, with room for whole tensors at every -z: they are small, and the offsets are the same on all ranks.
 
-static inline bool updated_by_muon(const ParamLayout *layout, ParamId id) {
-    return layout->sharding.optimizer == OPTIMIZER_MUON && param_is_layered(id) && param_specs[id].rows != DIM_ONE;
-}
-
-// second moments of the tensors of a layer before `end`
-static inline size_t layer_second_moments(const ParamLayout *layout, int end) {
-    size_t count = 0;
-    for (int id = FIRST_LAYER_PARAM; id < end; id++) {
-        if (!updated_by_muon(layout, (ParamId)id)) { count += param_align(param_count(layout, (ParamId)id)); }
-    }
-    return count;
-}
-
 // Where a rank stores the second moments of a range that AdamW updates.
 static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int layer, ParamRange range) {
     size_t ranks = layout->sharding.stage < 1 ? (size_t)layout->sharding.dp_size : 1;
     size_t embeddings = layout->chunk[EMBEDDINGS_BUCKET] * ranks, layers = (size_t)layout->num_layers;
-    size_t of_layer = layer_second_moments(layout, LAST_LAYER_PARAM + 1);
     if (layout->sharding.optimizer == OPTIMIZER_ADAMW || id < FIRST_LAYER_PARAM) { return range.state; }
     if (param_is_layered(id)) {
-        return embeddings + (size_t)layer * of_layer + layer_second_moments(layout, id) + range.offset;
+        return embeddings + (size_t)layer * layout->second_stride + layout->second[id] + range.offset;
     }
-    return range.state + layers * of_layer - layers * layout->chunk[LAYER_BUCKET] * ranks;
+    return range.state + layers * layout->second_stride - layers * layout->chunk[LAYER_BUCKET] * ranks;
 }
 
 // second moments that a rank stores
@@ -328,9 +324,9 @@ static inline void set_view(UpdateRange *range, const ParamLayout *layout, Param
     range->view_stride = (uint32_t)(several ? s->global_stride : s->global_cols);
 }
 
-// The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
-// the flat buffer at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and
-// returns their number.
+// The ranges of a bucket that this rank updates, one a tensor, in the order of the layout. They are offsets in the flat
+// buffer at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and returns
+// their number.
 static inline int bucket_update_ranges(UpdateRange *ranges, const ParamLayout *layout, int bucket) {
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0;
     size_t base = layout->sharding.stage < 1 ? 0 : param_bucket(layout, bucket).shard_offset;

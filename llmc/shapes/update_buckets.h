@@ -3,16 +3,15 @@ An update as a list of buckets, which run one after another.
 AdamW       Without --offload an update bucket is all parameters at -z 0, and this rank's chunk of a parameter bucket
             (layout.h) from -z 1 on. With --offload it is at most MAX_UPDATE_BUCKET elements of that, so that a small
             double buffer on the device can hold its state. With Muon the matrices of layers are left out.
-Muon        A matrix is qkvw, fcw, fcprojw or attprojw of a layer; they are numbered in this order, from the most
-            expensive to the cheapest. Data-parallel rank i % dp_size owns matrix i and orthogonalises it. A round is
-            dp_size matrices, one for each rank, so the ranks share the work equally. For each round the list has
-              clear            from -z 1 on: zeros, to which each rank adds its part of the matrices
+Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N owns those of layers r,
+            r + N, r + 2 N, ... and orthogonalises them. A round is a tensor of N layers. For each round the list has
+              clear            with several ranks: zeros, to which each rank adds its part of the matrices
               momentum         of this rank's elements of the matrices
               orthogonalise    each rank its own matrix (parallel/orthogonalise.h)
               weights          of this rank's elements
-            With --offload a matrix may have several buckets of momentum and of weights.
-defines: MAX_UPDATE_BUCKET, update_bucket_elements, MuonMatrix, num_muon_matrices, muon_matrix, muon_slice,
-         muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list, update_list_free
+            With --offload a tensor may have several buckets of momentum and of weights.
+defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
+         muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -33,39 +32,33 @@ static inline size_t update_bucket_elements(const ParamLayout *layout) {
 
 // ---- Muon's matrices
 
+static const ParamId muon_tensors[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+enum { NUM_MUON_TENSORS = 4, NEWTON_SCHULZ_NORM = 8 };
+
+// one matrix of a tensor, as far as this rank holds it
 typedef struct {
-    ParamId id;
-    int layer;
-    int rows, cols;  // of the whole matrix; qkvw is three, one after another
+    int count;        // matrices in the tensor, one after another: q, k and v
+    int rows, cols;   // of this rank's slice
+    bool split_rows;  // -tp splits rows, so that A is X^T X, else columns, and A is X X^T: both (C,C)
+    real scale;       // muon_scale of the whole matrix
 } MuonMatrix;
 
-static inline int num_muon_matrices(const ParamLayout *layout) {
-    return layout->sharding.optimizer == OPTIMIZER_MUON ? 4 * layout->num_layers : 0;
-}
-
-// matrix i; the cost of qkvw, fcw and fcprojw is equal, that of attprojw a third
-static inline MuonMatrix muon_matrix(const ParamLayout *layout, int i) {
-    static const ParamId by_cost[] = {QKVW, FCW, FCPROJW, ATTPROJW};
-    ParamId id = by_cost[i / layout->num_layers];
+static inline MuonMatrix muon_matrix(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
-    MuonMatrix m = {id, i % layout->num_layers, (int)s->global_rows / (id == QKVW ? 3 : 1), (int)s->global_cols};
+    int count = id == QKVW ? 3 : 1;
+    MuonMatrix m = {count, (int)s->rows / count, (int)s->cols, param_specs[id].split == SPLIT_ROWS,
+                    muon_scale((int)s->global_rows / count, (int)s->global_cols)};
     return m;
 }
 
-// elements of the largest slice of a matrix
-static inline size_t muon_slice(const ParamLayout *layout) {
-    size_t qkvw = param_count(layout, QKVW), fcw = param_count(layout, FCW);
-    return param_align(qkvw > fcw ? qkvw : fcw);
-}
+// elements between the tensors of a round
+static inline size_t muon_chunk(const ParamLayout *layout, ParamId id) { return param_align(param_count(layout, id)); }
 
-// Scratch of an update: the slices of a round; scratch of Newton-Schulz; with -tp one matrix, and its slices of all
-// tensor-parallel ranks.
+// Scratch of an update: the tensors of a round; for newton_schulz another one, two (C,C), and NEWTON_SCHULZ_NORM
 static inline size_t muon_scratch_elements(const ParamLayout *layout) {
-    MuonMatrix fcw = {FCW, 0, (int)layout->slice[FCW].global_rows, (int)layout->slice[FCW].global_cols};
-    size_t t = (size_t)layout->sharding.tp_size, slices = (size_t)layout->sharding.dp_size + (t > 1 ? t : 0);
-    size_t whole = param_align((size_t)fcw.rows * (size_t)fcw.cols);
-    if (num_muon_matrices(layout) == 0) { return 0; }
-    return slices * muon_slice(layout) + (t > 1 ? whole : 0) + newton_schulz_scratch(fcw.rows, fcw.cols);
+    size_t qkvw = muon_chunk(layout, QKVW), fcw = muon_chunk(layout, FCW), C = layout->slice[FCW].cols;
+    if (layout->sharding.optimizer != OPTIMIZER_MUON) { return 0; }
+    return ((size_t)layout->sharding.dp_size + 1) * (qkvw > fcw ? qkvw : fcw) + 2 * C * C + NEWTON_SCHULZ_NORM;
 }
 
 // ---- the list
@@ -78,7 +71,8 @@ typedef struct {
     size_t offset, count;         // elements of the flat buffer at stage 0, of param_bucket's owned chunk at 1 to 3
     size_t v;                     // AdamW: where this rank stores the first second moment
     int first_range, num_ranges;  // of UpdateList.ranges, whose offsets begin at the bucket
-    int matrix;                   // Muon: its number; of a round: the first one
+    ParamId id;                   // Muon: the tensor,
+    int layer;                    // and its layer; of a round: the first one
 } UpdateBucket;
 
 typedef struct {
@@ -91,7 +85,8 @@ typedef struct {
 static inline size_t max_update_ranges(const ParamLayout *layout) {
     size_t updated = layout->sharding.stage < 1 ? layout->total : layout->shard;
     size_t cuts = layout->sharding.offload > 0 ? updated / update_bucket_elements(layout) : 0;
-    return (num_muon_matrices(layout) > 0 ? 2 : 1) * ((size_t)num_param_tensors(layout->num_layers) + cuts);
+    return (layout->sharding.optimizer == OPTIMIZER_MUON ? 2 : 1) *
+           ((size_t)num_param_tensors(layout->num_layers) + cuts);
 }
 
 static inline void update_list_add(UpdateList *list, UpdateBucket bucket) {
@@ -142,45 +137,48 @@ static inline void update_list_adamw(UpdateList *list, const ParamLayout *layout
     }
 }
 
-// Adds the elements of the matrices of a round that this rank updates.
-static inline void update_list_matrices(UpdateList *list, const ParamLayout *layout, UpdateKind kind, int first,
-                                        size_t max) {
-    for (int i = first; i < first + layout->sharding.dp_size && i < num_muon_matrices(layout); i++) {
+// Adds this rank's elements of the tensors of a round.
+static inline void update_list_tensors(UpdateList *list, const ParamLayout *layout, UpdateBucket bucket, size_t max) {
+    int end = bucket.layer + layout->sharding.dp_size;
+    for (; bucket.layer < end && bucket.layer < layout->num_layers; bucket.layer++) {
         UpdateRange ranges[LAYER_PARAMS];
-        MuonMatrix matrix = muon_matrix(layout, i);
-        int in = layer_bucket(matrix.layer), num_ranges = bucket_update_ranges(ranges, layout, in);
-        UpdateBucket bucket = {.kind = kind, .param_bucket = layout->sharding.stage < 1 ? 0 : in, .matrix = i};
+        int in = layer_bucket(bucket.layer), num_ranges = bucket_update_ranges(ranges, layout, in);
+        bucket.param_bucket = layout->sharding.stage < 1 ? 0 : in;
         for (int r = 0; r < num_ranges; r++) {
-            if (range_tensor(&ranges[r]) == matrix.id) { update_list_cut(list, bucket, &ranges[r], 1, max); }
+            if (range_tensor(&ranges[r]) == bucket.id) { update_list_cut(list, bucket, &ranges[r], 1, max); }
         }
     }
 }
 
-// The update of one rank. Free with update_list_free.
+static inline void update_list_round(UpdateList *list, const ParamLayout *layout, ParamId id, int layer, size_t max) {
+    UpdateBucket bucket = {.id = id, .layer = layer};
+    bucket.kind = UPDATE_CLEAR;
+    if (layout->sharding.dp_size > 1) { update_list_add(list, bucket); }
+    bucket.kind = UPDATE_MOMENTUM;
+    update_list_tensors(list, layout, bucket, max);
+    bucket.kind = UPDATE_ORTHOGONALISE;
+    update_list_add(list, bucket);
+    bucket.kind = UPDATE_WEIGHTS;
+    update_list_tensors(list, layout, bucket, max);
+}
+
+// The update of one rank. Free buckets and ranges.
 static inline UpdateList update_list(const ParamLayout *layout) {
-    bool whole = layout->sharding.stage < 1, by_bucket = !whole || num_muon_matrices(layout) > 0;
+    bool whole = layout->sharding.stage < 1, muon = layout->sharding.optimizer == OPTIMIZER_MUON;
     size_t max = layout->sharding.offload > 0 ? update_bucket_elements(layout) : SIZE_MAX;
     UpdateRange *ranges = (UpdateRange *)xmalloc((size_t)num_param_tensors(layout->num_layers) * sizeof *ranges);
     UpdateList list = {NULL, (UpdateRange *)xmalloc(max_update_ranges(layout) * sizeof *ranges), 0, 0};
     for (int b = 0, count = 0; b < num_buckets(layout); b++) {
         count += bucket_update_ranges(ranges + count, layout, b);
-        if (!by_bucket && b < num_buckets(layout) - 1) { continue; }
+        if (whole && !muon && b < num_buckets(layout) - 1) { continue; }
         update_list_adamw(&list, layout, whole ? 0 : b, ranges, count, max);
         count = 0;
     }
     free(ranges);
-    for (int first = 0; first < num_muon_matrices(layout); first += layout->sharding.dp_size) {
-        const UpdateBucket clear = {.kind = UPDATE_CLEAR},
-                           orthogonalise = {.kind = UPDATE_ORTHOGONALISE, .matrix = first};
-        if (!whole) { update_list_add(&list, clear); }
-        update_list_matrices(&list, layout, UPDATE_MOMENTUM, first, max);
-        update_list_add(&list, orthogonalise);
-        update_list_matrices(&list, layout, UPDATE_WEIGHTS, first, max);
+    for (int i = 0; muon && i < NUM_MUON_TENSORS; i++) {
+        for (int layer = 0; layer < layout->num_layers; layer += layout->sharding.dp_size) {
+            update_list_round(&list, layout, muon_tensors[i], layer, max);
+        }
     }
     return list;
-}
-
-static inline void update_list_free(UpdateList *list) {
-    free(list->buckets);
-    free(list->ranges);
 }
