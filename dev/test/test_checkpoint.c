@@ -27,15 +27,16 @@ static GPT2Config small_config(void) {
     return c;
 }
 
-// the types of a run's weights and moments
+// the types of a run's weights and moments, and its optimizer
 typedef struct {
     enum { ALONE, MASTER, SPLIT } weights;
     DType moments;
+    OptimizerKind optimizer;
 } Kind;
 
 // the default: masters if weights are rounded
 static Kind usual_kind(void) {
-    Kind kind = {DT_FLOATX == DT_REAL ? ALONE : MASTER, DT_REAL};
+    Kind kind = {DT_FLOATX == DT_REAL ? ALONE : MASTER, DT_REAL, OPTIMIZER_ADAMW};
     return kind;
 }
 
@@ -59,7 +60,7 @@ static ModelState empty_shard(const GPT2Config *c, Kind kind, Sharding sharding)
 }
 
 static ModelState empty_model(const GPT2Config *c, Kind kind) {
-    const Sharding alone = {0};
+    const Sharding alone = {.optimizer = kind.optimizer};
     return empty_shard(c, kind, alone);
 }
 
@@ -772,10 +773,11 @@ static size_t data_bytes(const char *path) {
 TEST(test_bytes_promised) {
     GPT2Config c = small_config();
     const char *run = new_folder("bytes");
-    for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
-        Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
+    for (int k = 0; k < 2 * WEIGHT_KINDS * MOMENT_KINDS; k++) {
+        Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS % MOMENT_KINDS);
+        kind.optimizer = k < WEIGHT_KINDS * MOMENT_KINDS ? OPTIMIZER_ADAMW : OPTIMIZER_MUON;
         const char *folder = save_kind(run, k + 1, "", kind);
-        size_t promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments, OPTIMIZER_ADAMW);
+        size_t promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments, kind.optimizer);
         size_t bytes =
             data_bytes(joined(folder, checkpoint_files[0])) + data_bytes(joined(folder, checkpoint_files[1]));
         size_t partial_blocks = kind.moments == DT_U8 ? 2 * sizeof(float) * (size_t)num_param_tensors(c.num_layers) : 0;

@@ -61,6 +61,7 @@ check "$few" "--optimizer muon -r 4, with validation and samples, fp32" "$emulat
 check "$few" "--optimizer muon -om 8bit -w split, bf16" "$bf16" "${shape[@]}" --optimizer muon -om 8bit
 check 1 "--optimizer muon -w fp32 -om bf16 --graph 0, bf16" "$bf16" "${shape[@]}" --optimizer muon -w fp32 -om bf16 \
     --graph 0
+check 1 "--optimizer muon -w none, bf16" "$bf16" "${shape[@]}" --optimizer muon -w none
 check 1 "-r 4 -rn 0" "$emulated" "${shape[@]}" -r 4 -rn 0
 
 # with a constant learning rate the number of steps changes nothing

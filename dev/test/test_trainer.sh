@@ -109,6 +109,16 @@ report "a resumed run equals an uninterrupted one" "$(
     done
     equal "$(metrics resumed)" "$(metrics whole)"
 )"
+report "a resumed run of Muon equals an uninterrupted one" "$(
+    run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit -o muon
+    cp -r muon muon_resumed && rm -r muon_resumed/step_00000006
+    run 0 -o muon_resumed -y 1
+    matches "$out" "^resumed +at step 3"
+    for file in model.safetensors optimizer.safetensors; do
+        same muon/step_00000006/$file muon_resumed/step_00000006/$file
+    done
+    rm -r muon muon_resumed
+)"
 report "a resumed run needs no flags but -o" "$(
     rm -r resumed/step_00000006
     run 0 -o resumed -y 1
