@@ -37,8 +37,12 @@ static inline void cpu_muon_momentum(floatX *update, const OptimizerState *state
 static inline void cpu_muon_normalise(floatX *out, const floatX *in, const real *norm_squared, size_t n, Exec *ex) {
     (void)ex;
     real squared = *norm_squared;
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), squared)); }
+#pragma omp parallel for schedule(static)
+    for (size_t start = 0; start < n; start += ADAMW_TILE) {
+        size_t end = start + muon_tile(start, n);
+#pragma omp simd
+        for (size_t i = start; i < end; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), squared)); }
+    }
 }
 
 static inline void cpu_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
