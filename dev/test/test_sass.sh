@@ -35,6 +35,7 @@ muon_momentum_kernel<[a-z0-9_ ]+, float>        1 - no   gradients
 muon_momentum_kernel                            0 - no   bf16 or codes alone
 muon_weights_kernel<1>                          1 - no   the master
 muon_weights_kernel                             0 - no   bf16 alone
+muon_(normalise|polynomial)_kernel              0 - no   one element at a time
 # plain kernels: rows that are not whole packs, or arrays that are not aligned to packs
 layernorm_kernel<[0-9]+, 1,                     0 - no   one element at a time
 [a-z_]+<1[,>]                                   0 - no   one element at a time
@@ -50,8 +51,6 @@ classifier_kernel<[0-9]+, [0-9]+, true>         2 8 no   logits once, in two loo
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
 classifier_from_statistics_kernel               1 - no   logits; one statistic of each rank
 norm_blocks_kernel                              1 1 no   gradients; the last
-muon_normalise_kernel                           1 2 no   the matrix; its norm, the last elements
-muon_polynomial_kernel                          2 0 no   A and A squared
 gradient_accumulate_kernel                      2 - no   sum, gradients; the last elements
 embedding_forward_kernel<[0-9]+, true, true>    2 1 no   a token's row, a position's; the token
 embedding_forward_kernel<[0-9]+, true, false>   1 1 no   a token's row; the token
