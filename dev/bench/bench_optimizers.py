@@ -9,8 +9,9 @@ Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. 
            is longer, since its best learning rates are unstable after a short one. While the best learning rate is the
            first or the last of the grid, the grid grows by another. AdamW then runs FINALISTS settings with all seeds,
            and the best mean counts: one lucky seed at the edge of stability does not.
-Comparison SEEDS seeds: AdamW with all steps, and Muon, at the best setting of seed 1, with shares of them, each with a
-           whole cosine schedule. The share at which Muon has AdamW's loss is interpolated, for each seed on its own.
+Comparison SEEDS seeds of AdamW with all steps, and of Muon, at the best setting of seed 1, with a share of the steps.
+           Each share has a whole cosine schedule, and as many warmup steps as the whole run. The share at which Muon
+           has AdamW's loss is interpolated, for each seed on its own.
 Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
            the order of the data, the same for both optimizers: seeds are paired.
 

@@ -1,12 +1,13 @@
 /*
 A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs whole matrices, and ranks hold parts.
-  -z 0         every rank has the whole update
+  -z 0         Every rank has the whole update.
   -z 1 to 3    Each rank writes the elements of its shard between zeros. A reduce-scatter adds them and gives each owner
-               its tensor: all other terms are zeros, so the order of the sum does not matter
-  -tp t        a rank has a slice, along the longer or an equal axis, and A is the sum of the slices' products: an
-               all-reduce of (C,C) in each step
-Then the results are all-gathered, and each rank updates its elements. A rank without a tensor, in the last round of
-each kind, orthogonalises zeros: all ranks call the same operations, as the autotuner of matmuls expects.
+               its tensor: all other terms are zeros, so the order of the sum does not matter.
+  -tp t        A rank has a slice: some rows of q, k, v and fcw, some columns of attprojw and fcprojw. A is the sum of
+               the slices' X^T X or X X^T, (C,C) either way: an all-reduce in each step.
+Then the results are all-gathered, and each rank updates its elements. If N ranks do not divide the layers, some have no
+tensor in the last round of each kind. They orthogonalise zeros, because the ranks autotune matmuls together, in the
+same order.
 defines: Muon, newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once
@@ -20,13 +21,13 @@ typedef struct {
     floatX *scratch;  // (muon_scratch_elements), during an update
 } Muon;
 
-// x (n) = its sum over the slices of a matrix
+// x (n) = the sum of x over the tensor-parallel ranks
 static inline void muon_sum(void *x, size_t n, DType dtype, Comm *tp, Exec *ex) {
     if (tp->size > 1) { comm_wait(comm_all_reduce(x, n, dtype, tp, ex), tp, ex); }
 }
 
-// Orthogonalises the matrix whose slice x (rows,cols) is, in place. scratch: NEWTON_SCHULZ_NORM elements, a (rows,cols)
-// and two (C,C)
+// Orthogonalises a matrix in place. x (rows,cols): this rank's slice. scratch: NEWTON_SCHULZ_NORM elements, a
+// (rows,cols) and two (C,C)
 static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *scratch, const MuonMatrix *matrix,
                                  Exec *ex) {
     int rows = matrix->rows, cols = matrix->cols, C = matrix->split_rows ? cols : rows;
@@ -37,7 +38,7 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     ops->global_norm_squared(norm, slice, GRAD_SET, n, ex);
     muon_sum(norm, 1, DT_REAL, tp, ex);
     ops->muon_normalise(y, x, norm, n, ex);
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // an odd number: the last result is in x
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // the number of steps is odd: the last result is in x
         floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
         if (matrix->split_rows) {  // A = X^T X
             ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, C, C,
@@ -57,13 +58,13 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     }
 }
 
-// the elements of a tensor of the current round, from element `offset` on
+// element `offset` of a layer's tensor in the current round
 static inline floatX *muon_update_at(const Muon *m, ParamId id, int layer, size_t offset) {
     const ParamLayout *layout = &m->zero->layout;
     return m->scratch + (size_t)(layer % layout->sharding.dp_size) * muon_chunk(layout, id) + offset;
 }
 
-// Orthogonalises the tensors of the round that begins with layer `first`, from the elements of all ranks.
+// Orthogonalises the tensors of the round that begins with layer `first`. Each rank has written its elements.
 static inline void muon_orthogonalise(const Muon *m, ParamId id, int first) {
     const Zero *z = m->zero;
     const Sharding *s = &z->layout.sharding;

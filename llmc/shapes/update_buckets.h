@@ -4,11 +4,11 @@ AdamW       Without --offload an update bucket is all parameters at -z 0, and th
             (layout.h) from -z 1 on. With --offload it is at most MAX_UPDATE_BUCKET elements of that, so that a small
             double buffer on the device can hold its state. With Muon the matrices of layers are left out.
 Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N owns those of layers r,
-            r + N, r + 2 N, ... and orthogonalises them. A round is a tensor of N layers. For each round the list has
-              clear            with several ranks: zeros, to which each rank adds its part of the matrices
-              momentum         of this rank's elements of the matrices
-              orthogonalise    each rank its own matrix (parallel/orthogonalise.h)
-              weights          of this rank's elements
+            r + N, r + 2 N, ... and orthogonalises them. A round is one of the tensors, of N layers. It has the buckets
+              clear            with several ranks: zeros, for the elements that other ranks update
+              momentum         the update of this rank's elements
+              orthogonalise    each rank the tensor that it owns (parallel/orthogonalise.h)
+              weights          this rank's elements
             With --offload a tensor may have several buckets of momentum and of weights.
 defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
          muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
@@ -33,13 +33,14 @@ static inline size_t update_bucket_elements(const ParamLayout *layout) {
 // ---- Muon's matrices
 
 static const ParamId muon_tensors[] = {QKVW, ATTPROJW, FCW, FCPROJW};
-enum { NUM_MUON_TENSORS = 4, NEWTON_SCHULZ_NORM = 8 };
+enum { NUM_MUON_TENSORS = 4 };
+enum { NEWTON_SCHULZ_NORM = 8 };  // elements of scratch that hold the norm, so that the next array is aligned
 
-// one matrix of a tensor, as far as this rank holds it
+// the matrices of a tensor
 typedef struct {
-    int count;        // matrices in the tensor, one after another: q, k and v
-    int rows, cols;   // of this rank's slice
-    bool split_rows;  // -tp splits rows, so that A is X^T X, else columns, and A is X X^T: both (C,C)
+    int count;        // 3 in QKVW, one after another; else 1
+    int rows, cols;   // of this rank's slice of a matrix
+    bool split_rows;  // -tp splits rows, and A is X^T X; else it splits columns, and A is X X^T
     real scale;       // muon_scale of the whole matrix
 } MuonMatrix;
 
@@ -51,10 +52,10 @@ static inline MuonMatrix muon_matrix(const ParamLayout *layout, ParamId id) {
     return m;
 }
 
-// elements between the tensors of a round
+// elements from a tensor of a round to the next
 static inline size_t muon_chunk(const ParamLayout *layout, ParamId id) { return param_align(param_count(layout, id)); }
 
-// Scratch of an update: the tensors of a round; for newton_schulz another one, two (C,C), and NEWTON_SCHULZ_NORM
+// Elements of scratch of an update: the tensors of a round, and newton_schulz's
 static inline size_t muon_scratch_elements(const ParamLayout *layout) {
     size_t qkvw = muon_chunk(layout, QKVW), fcw = muon_chunk(layout, FCW), C = layout->slice[FCW].cols;
     if (layout->sharding.optimizer != OPTIMIZER_MUON) { return 0; }
