@@ -145,6 +145,8 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
          ""},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
+        {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,
+         "--muon-momentum does nothing without --optimizer muon", ""},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
