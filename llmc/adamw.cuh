@@ -148,7 +148,7 @@ static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_fl
 
 // 64 random bits for the four elements of a rank's tensor from `first` on. In a slice the four may belong to several
 // groups: at the ends of rows, and in rows that begin within a group.
-static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &range, const AdamWScales &s,
+static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &range, const StepScales &s,
                                                              Rounded what, size_t first) {
     uint64_t tensor = static_cast<uint64_t>(range.tensor), random_bits = 0;
     if (range.view_cols == 0) { return group_rounding_bits(s.seed, s.step, tensor, what, first / ADAMW_GROUP); }
@@ -170,13 +170,13 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &
 // other lanes of the warp: all lanes must call
 
 static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const UpdateRange &, const AdamWScales &, Rounded, size_t) {
+                                                     const UpdateRange &, const StepScales &, Rounded, size_t) {
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = x[k]; }
 }
 
 static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const UpdateRange &range, const AdamWScales &s, Rounded what,
+                                                     const UpdateRange &range, const StepScales &s, Rounded what,
                                                      size_t first) {
     uint64_t random_bits = adamw_random_bits(range, s, what, first);
     UNROLL
@@ -219,7 +219,7 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 template <int WEIGHTS, class M, class G>
 static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
                                                    size_t i, int count, const UpdateRange &range, float grad_scale,
-                                                   const AdamWScales &s) {
+                                                   const StepScales &s) {
     constexpr bool CODES = std::is_same_v<M, uint8_t>;
     AdamWGroup<WEIGHTS, M, G> group;
     // load
@@ -288,7 +288,7 @@ static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, 
 template <int WEIGHTS, class M, class G>
 static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
     adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
-                 int num_ranges, AdamWScales scales) {
+                 int num_ranges, StepScales scales) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
@@ -332,5 +332,5 @@ static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads
                                          : adamw_kernel_of<float>(weights, state->moments);
     int blocks = ex->cuda->multiprocessors * adamw_blocks(weights, state->moments != DT_REAL);
     LAUNCH(kernel, blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at, norm_squared, ranges, num_ranges,
-           adamw_scales(hyper));
+           step_scales(hyper));
 }

@@ -19,7 +19,7 @@ Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, view_element, reference_adamw_update
+defines: StepScales, step_scales, adamw_grad_scale, adamw_weight, view_element, reference_adamw_update
 */
 #pragma once
 #include "llmc/common/rng.h"
@@ -33,11 +33,11 @@ typedef struct {
     real second_scale;  // 1 / (1 - beta2^step)
     real keep;          // 1 - lr decay: the factor of weight decay
     uint64_t seed, step;
-} AdamWScales;
+} StepScales;
 
-static inline AdamWScales adamw_scales(const StepHyper *hyper) {
-    AdamWScales s = {hyper->beta1, hyper->beta2,         hyper->epsilon, hyper->clip, hyper->momentum, 0, 0, 0,
-                     hyper->seed,  (uint64_t)hyper->step};
+static inline StepScales step_scales(const StepHyper *hyper) {
+    StepScales s = {hyper->beta1, hyper->beta2,         hyper->epsilon, hyper->clip, hyper->momentum, 0, 0, 0,
+                    hyper->seed,  (uint64_t)hyper->step};
     s.step_size = (real)(hyper->learning_rate / (1 - pow((double)hyper->beta1, hyper->step)));
     s.second_scale = (real)(1 / (1 - pow((double)hyper->beta2, hyper->step)));
     s.keep = REAL_MATH(fma)(-hyper->learning_rate, hyper->weight_decay, 1);
@@ -50,7 +50,7 @@ static inline HOST_DEVICE real adamw_grad_scale(real clip, real norm_squared) {
 }
 
 // the new weight from the old one and the scaled gradient g; m and v are updated in place
-static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bool decays, AdamWScales s) {
+static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bool decays, StepScales s) {
     *m = REAL_MATH(fma)(s.beta1, *m, (1 - s.beta1) * g);
     *v = REAL_MATH(fma)(s.beta2, *v, (1 - s.beta2) * g * g);
     real deviation = REAL_MATH(sqrt)(*v * s.second_scale) + s.epsilon;

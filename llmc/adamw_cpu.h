@@ -50,7 +50,7 @@ static inline real *tile_of_moment(const OptimizerState *state, bool is_v, size_
 
 // random bits for a slice: neighbours of the slice need not be neighbours in the tensor
 static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what, size_t first, size_t n,
-                                             const UpdateRange *range, AdamWScales s) {
+                                             const UpdateRange *range, StepScales s) {
     uint64_t group_bits = 0;
     for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
         size_t element = view_element(range, first + e), group = element / 4;
@@ -62,7 +62,7 @@ static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what
 
 // random bits (n) for w, m or v of elements [i, i + n); i - range->offset is a multiple of 4
 static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t i, size_t n, const UpdateRange *range,
-                                    AdamWScales s) {
+                                    StepScales s) {
     uint64_t groups[ADAMW_TILE / 4];
     size_t first = range->tensor_offset + i - range->offset;
     if (range->view_cols > 0) {
@@ -81,7 +81,7 @@ static inline void tile_round(bf16 *to, const real *from, const uint16_t *random
 }
 
 static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, const real *w,
-                                      const UpdateRange *range, AdamWScales s) {
+                                      const UpdateRange *range, StepScales s) {
     uint16_t random_bits[ADAMW_TILE];
     floatX *params = state->params + i;
     if (state->master || state->remainder) {
@@ -99,7 +99,7 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
 
 // Elements [i, i + n) of m or v, from x (n) to their storage type; a real moment was updated in place.
 static inline void tile_store_moment(const OptimizerState *state, bool is_v, size_t i, size_t n, const real *x,
-                                     const UpdateRange *range, AdamWScales s) {
+                                     const UpdateRange *range, StepScales s) {
     uint16_t random_bits[ADAMW_TILE];
     void *stored = is_v ? state->v : state->m;
     if (state->moments == DT_REAL) { return; }
@@ -118,7 +118,7 @@ static inline void tile_store_moment(const OptimizerState *state, bool is_v, siz
 
 // elements [i, i + n) of the flat arrays, in one range; i - range->offset is a multiple of ADAMW_TILE
 static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, const UpdateRange *range,
-                              real grad_scale, AdamWScales s) {
+                              real grad_scale, StepScales s) {
     real w_buffer[ADAMW_TILE], m_buffer[ADAMW_TILE], v_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE];
     real *w = tile_of_weights(state, i, n, w_buffer);
     real *m = tile_of_moment(state, false, i, n, m_buffer), *v = tile_of_moment(state, true, i, n, v_buffer);
@@ -136,7 +136,7 @@ static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads,
                                     Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    AdamWScales scales = adamw_scales(hyper);
+    StepScales scales = step_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
     for (int r = 0; r < num_ranges; r++) {

@@ -44,7 +44,7 @@ template <class Group> static __device__ __forceinline__ void muon_sweep(size_t 
 template <class M, class G>
 static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
     muon_momentum_kernel(OptimizerState state, floatX *update, const G *grads, const float *norm_squared,
-                         const UpdateRange *ranges, AdamWScales s) {
+                         const UpdateRange *ranges, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     constexpr bool CODES = std::is_same_v<M, uint8_t>;
@@ -91,7 +91,7 @@ static inline void cuda_muon_momentum(floatX *update, const OptimizerState *stat
                       : state->moments == DT_BF16 ? muon_momentum_kernel<bf16, G>
                                                   : muon_momentum_kernel<float, G>;
         LAUNCH(kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, g, norm_squared, range,
-               adamw_scales(hyper));
+               step_scales(hyper));
     });
 }
 
@@ -128,7 +128,7 @@ static inline void cuda_muon_polynomial(floatX *b, const floatX *a, int m, Exec 
 template <int WEIGHTS>
 static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
     muon_weights_kernel(OptimizerState state, const floatX *update, const float *norm_squared,
-                        const UpdateRange *ranges, float step, AdamWScales s) {
+                        const UpdateRange *ranges, float step, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     const UpdateRange range = ranges[0];
@@ -156,5 +156,5 @@ static inline void cuda_muon_weights(const OptimizerState *state, const floatX *
                   : state->remainder ? muon_weights_kernel<WEIGHTS_WITH_REMAINDER>
                                      : muon_weights_kernel<WEIGHTS_ALONE>;
     LAUNCH(kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, norm_squared, range,
-           hyper->learning_rate * scale, adamw_scales(hyper));
+           hyper->learning_rate * scale, step_scales(hyper));
 }

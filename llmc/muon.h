@@ -6,7 +6,7 @@ Muon (Jordan 2024): orthogonalised momentum, for the matrices of transformer blo
       A = X X^T;  X = (a I + b A + c A^2) X                      (a, b, c) = (3.4445, -4.7750, 2.0315)
   w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, cols)) X          muon_weights
 A step of Newton-Schulz replaces each singular value x of X by a x + b x^3 + c x^5. The constants raise small values
-fast: after five steps, all but the tiniest are between 0.7 and 1.2, so all directions of u have about equal weight. The
+fast: after five steps, all above 0.002 are between 0.68 and 1.2, so all directions of u have about equal weight. The
 factor 0.2 sqrt(max(rows, cols)) gives the step AdamW's size, about 0.2 lr an element, so AdamW's learning rate and
 weight decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, equation 4).
 A = X^T X;  X = X (a I + b A + c A^2) gives the same numbers, and is cheaper with more rows than columns.
@@ -40,6 +40,7 @@ static inline HOST_DEVICE real muon_weight(real w, real x, real keep, real step)
     return REAL_MATH(fma)(keep, w, -(step * x));
 }
 
+// an element of X from one of u
 static inline HOST_DEVICE real muon_normal(real x, real norm_squared) {
     return x / (REAL_MATH(sqrt)(norm_squared) + (real)1e-7);
 }
@@ -91,7 +92,7 @@ static inline void reference_muon_weights(const OptimizerState *state, const flo
                                           Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    real keep = adamw_scales(hyper).keep, step = hyper->learning_rate * scale;
+    real keep = step_scales(hyper).keep, step = hyper->learning_rate * scale;
     for (size_t e = 0; e < range->count; e++) {
         size_t i = range->offset + e;
         real w = muon_weight(reference_weight(state, i), to_real(update[e]), keep, step);
@@ -103,8 +104,8 @@ static inline void reference_muon_weights(const OptimizerState *state, const flo
 
 enum { NEWTON_SCHULZ_STEPS = 5 };
 
-// of a matrix with m rows and n columns, or the reverse, m the smaller. A step is three matmuls: (m,m) over n, (m,m)
-// over m, and (m,n) over m.
-static inline double newton_schulz_flops(double m, double n) {
-    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m * m * m);
+// FLOPs of one of t tensor-parallel ranks, for a matrix with m rows and n columns, or the reverse, m the smaller. Each
+// step has A, (m,m) over n, and X, (m,n) over m, both divided by t; and A^2, (m,m) over m, on every rank.
+static inline double newton_schulz_flops(double m, double n, int t) {
+    return NEWTON_SCHULZ_STEPS * (4 * m * m * n / t + 2 * m * m * m);
 }

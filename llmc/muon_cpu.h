@@ -20,7 +20,7 @@ static inline void cpu_muon_momentum(floatX *update, const OptimizerState *state
                                      const StepHyper *hyper, Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    AdamWScales s = adamw_scales(hyper);
+    StepScales s = step_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < range->count; start += ADAMW_TILE) {
@@ -62,7 +62,7 @@ static inline void cpu_muon_weights(const OptimizerState *state, const floatX *u
                                     Exec *ex) {
     (void)elements, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    AdamWScales s = adamw_scales(hyper);
+    StepScales s = step_scales(hyper);
     real keep = s.keep, step = hyper->learning_rate * scale;
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < range->count; start += ADAMW_TILE) {

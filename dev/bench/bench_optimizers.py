@@ -168,7 +168,7 @@ def compare(runs, text, model):
              f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon has AdamW's loss after "
              f"**{mean_sd(shares, '{:.3f}')}** of the tokens (seeds: {', '.join(f'{s:.3f}' for s in shares)}). "
              f"With all tokens its loss is lower by {mean_sd(gain)} (paired t-test: p = {p_value(gain):.2g}).", "",
-             "| | warmup | learning rate | weight decay | tokens | validation loss, mean ± sd of the seeds |",
+             "| | warmup | learning rate | weight decay | share of the tokens | validation loss, mean ± sd of the seeds |",
              "|---|---|---|---|---|---|"]
     lines += [f"| {name} | {warmup:.0%} | {rate:g} | {decay:g} | {share} | {mean_sd(of_share)} |"
               for name, (warmup, rate, decay), share, of_share in rows]
@@ -232,7 +232,8 @@ def report(runs):
     """the whole of dev/results/optimizers.md"""
     lines = ["# Muon and AdamW", "",
              "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
-             "same bits again, so the seeds are the only noise.", ""]
+             "same bits again, so the seeds are the only noise. kjv is the King James Bible, python Python's standard "
+             "library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
     for model in STEPS:
         for text in runs.texts:
             lines += compare(runs, text, model)

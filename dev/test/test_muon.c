@@ -1,5 +1,5 @@
 /*
-Muon: Newton-Schulz against its polynomial of the singular values, momentum and weights against the formulas and by
+Muon: Newton-Schulz against its polynomial, applied to singular values; momentum and weights against formulas and by
 parts, and the list of an update, which must have every element once at every layout.
 */
 #include "testing.h"

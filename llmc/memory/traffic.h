@@ -12,7 +12,8 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-  Muon (orthogonalise.h), with M parameters of matrices: 2 M, or M at -z 0, times (N - 1) / N
+  Muon (orthogonalise.h): 2 M, or M at -z 0, times (N - 1) / N, M the elements of the matrices, rounded up to N layers.
+  With -tp, all-reduces of (C,C) too
 defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes,
          gpt2_sent_bytes
 */
@@ -35,11 +36,12 @@ static inline double model_flops_per_token(const GPT2Config *c, int T) {
     return 6 * weights + 6 * L * attention_flops_per_token(c, T);
 }
 
-// FLOPs of Newton-Schulz in an update of `tokens`, as a share of the model's: of four (C,C) and two (4C,C) matrices a
-// layer
-static inline double newton_schulz_share(const GPT2Config *c, int T, double tokens) {
-    double C = c->channels, of_layer = 4 * newton_schulz_flops(C, C) + 2 * newton_schulz_flops(C, 4 * C);
-    return c->num_layers * of_layer / (tokens * model_flops_per_token(c, T));
+// FLOPs of Newton-Schulz in an update of `tokens`, as a share of the model's, on the rank with the most layers. A layer
+// has four (C,C) and two (4C,C) matrices.
+static inline double newton_schulz_share(const GPT2Config *c, const Sharding *s, int T, double tokens) {
+    double C = c->channels, layers = (double)chunk_size((size_t)c->num_layers, s->dp_size);
+    double of_layer = 4 * newton_schulz_flops(C, C, s->tp_size) + 2 * newton_schulz_flops(C, 4 * C, s->tp_size);
+    return s->dp_size * s->tp_size * layers * of_layer / (tokens * model_flops_per_token(c, T));
 }
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers

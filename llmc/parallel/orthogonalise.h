@@ -1,10 +1,10 @@
 /*
 A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs whole matrices, and ranks hold parts.
   -z 0         Every rank has the whole update.
-  -z 1 to 3    Each rank writes the elements of its shard between zeros. A reduce-scatter adds them and gives each owner
+  -z 1 to 3    Each rank writes the elements of its shard between zeros. A reduce-scatter adds them and gives each rank
                its tensor: all other terms are zeros, so the order of the sum does not matter.
   -tp t        A rank has a slice: some rows of q, k, v and fcw, some columns of attprojw and fcprojw. A is the sum of
-               the slices' X^T X or X X^T, (C,C) either way: an all-reduce in each step.
+               the slices' X^T X or X X^T, (C,C) either way: an all-reduce in each step. Every rank squares it.
 Then the results are all-gathered, and each rank updates its elements. If N ranks do not divide the layers, some have no
 tensor in the last round of each kind. They orthogonalise zeros, because the ranks autotune matmuls together, in the
 same order.
@@ -40,7 +40,7 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     ops->muon_normalise(y, x, norm, n, ex);
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // the number of steps is odd: the last result is in x
         floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
-        if (matrix->split_rows) {  // A = X^T X
+        if (matrix->split_rows) {  // A = X^T X, as a weight gradient
             ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, C, C,
                                  ex);
         } else {  // A = X X^T
@@ -51,7 +51,7 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
         ops->muon_polynomial(b, a, C, ex);
         if (matrix->split_rows) {  // X B
             ops->matmul_forward(to, from, b, NULL, NULL, rows, C, C, ex);
-        } else {  // B X
+        } else {  // B X, as an input gradient
             ops->matmul_backward(to, no_gradient, no_gradient, no_gradient, b, NULL, from, NULL, GRAD_SET, C, cols, C,
                                  ex);
         }

@@ -96,8 +96,8 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
 }
 
-// Muon's update of a bucket's elements, which are one range
-static inline floatX *bucket_update(const Update *u, const UpdateBucket *b) {
+// where Muon's matrices have a bucket's elements, which are one range
+static inline floatX *bucket_matrix(const Update *u, const UpdateBucket *b) {
     return muon_update_at(&u->muon, b->id, b->layer, u->list.ranges[b->first_range].tensor_offset);
 }
 
@@ -124,6 +124,7 @@ static inline void copy_bucket(Update *u, int i, bool upload) {
     }
 }
 
+// If the norm is not finite, the operations keep moments and weights, and what is orthogonalised is never read.
 static inline void update_bucket(Update *u, int i, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;
     const UpdateBucket *b = &u->list.buckets[i];
@@ -135,16 +136,16 @@ static inline void update_bucket(Update *u, int i, const real *norm_squared, con
         z->ops->adamw_update(&state, grads, norm_squared, ranges, b->num_ranges, b->count, hyper, z->ex);
         break;
     case UPDATE_CLEAR: {
-        size_t round = (size_t)z->layout.sharding.dp_size * muon_chunk(&z->layout, b->id);
-        z->device->enqueue_fill(u->muon.scratch, 0, round * sizeof(floatX), z->ex);
+        size_t n = (size_t)z->layout.sharding.dp_size * muon_chunk(&z->layout, b->id);
+        z->device->enqueue_fill(u->muon.scratch, 0, n * sizeof(floatX), z->ex);
         break;
     }
     case UPDATE_MOMENTUM:
-        z->ops->muon_momentum(bucket_update(u, b), &state, grads, norm_squared, ranges, b->count, hyper, z->ex);
+        z->ops->muon_momentum(bucket_matrix(u, b), &state, grads, norm_squared, ranges, b->count, hyper, z->ex);
         break;
     case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->id, b->layer); break;
     case UPDATE_WEIGHTS:
-        z->ops->muon_weights(&state, bucket_update(u, b), norm_squared, ranges, b->count,
+        z->ops->muon_weights(&state, bucket_matrix(u, b), norm_squared, ranges, b->count,
                              muon_matrix(&z->layout, b->id).scale, hyper, z->ex);
     }
 }

@@ -123,7 +123,9 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     int V = data->files.vocab_size;
     bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
     const char *no_gpu = why_no_gpu((DeviceChoice)a->device);
-    double newton_schulz = newton_schulz_share(c, a->T, (double)tokens_of_update(a));
+    double newton_schulz = newton_schulz_share(c, &o->sharding, a->T, (double)tokens_of_update(a));
+    char share[32];
+    snprintf(share, sizeof share, "%.0f %%", 100 * newton_schulz);
     const struct {
         bool shown;
         const char *text, *value;
@@ -140,9 +142,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
          "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
         {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15,
-         "Newton-Schulz takes more than 15 % of the model's FLOPs with updates this small: a larger -d makes it "
-         "cheaper",
-         ""},
+         "a larger -d makes Newton-Schulz cheaper: to the model's FLOPs it adds ", share},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
         {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,
@@ -236,8 +236,8 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
     }
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
     if (o->training && a->optimizer == OPTIMIZER_MUON) {
-        printf("Newton-Schulz adds %.2f %% of the model's FLOPs for an update of %lld tokens\n",
-               100 * newton_schulz_share(c, a->T, (double)tokens_of_update(a)), tokens_of_update(a));
+        printf("Newton-Schulz adds %.2f %% to the model's FLOPs for an update of %lld tokens\n",
+               100 * newton_schulz_share(c, &o->sharding, a->T, (double)tokens_of_update(a)), tokens_of_update(a));
     }
     plan_free(&plan);
 }

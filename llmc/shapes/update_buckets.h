@@ -2,12 +2,12 @@
 An update as a list of buckets, which run one after another.
 AdamW       Without --offload an update bucket is all parameters at -z 0, and this rank's chunk of a parameter bucket
             (layout.h) from -z 1 on. With --offload it is at most MAX_UPDATE_BUCKET elements of that, so that a small
-            double buffer on the device can hold its state. With Muon the matrices of layers are left out.
-Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N owns those of layers r,
-            r + N, r + 2 N, ... and orthogonalises them. A round is one of the tensors, of N layers. It has the buckets
-              clear            with several ranks: zeros, for the elements that other ranks update
+            double buffer on the device can hold its state. With Muon it is the tensors between two matrices.
+Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N orthogonalises those of
+            layers r, r + N, r + 2 N, ... A round takes one of the four tensors from N layers. It has the buckets
+              clear            with several ranks: zeros, where this rank will write no element
               momentum         the update of this rank's elements
-              orthogonalise    each rank the tensor that it owns (parallel/orthogonalise.h)
+              orthogonalise    each rank the tensor of its layer (parallel/orthogonalise.h)
               weights          this rank's elements
             With --offload a tensor may have several buckets of momentum and of weights.
 defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
@@ -40,7 +40,7 @@ enum { NEWTON_SCHULZ_NORM = 8 };  // elements of scratch that hold the norm, so 
 typedef struct {
     int count;        // 3 in QKVW, one after another; else 1
     int rows, cols;   // of this rank's slice of a matrix
-    bool split_rows;  // -tp splits rows, and A is X^T X; else it splits columns, and A is X X^T
+    bool split_rows;  // by -tp: rows, and A is X^T X; else columns, and A is X X^T; so on one rank too
     real scale;       // muon_scale of the whole matrix
 } MuonMatrix;
 
@@ -70,7 +70,7 @@ typedef struct {
     UpdateKind kind;
     int param_bucket;             // holds the elements from stage 1 on
     size_t offset, count;         // elements of the flat buffer at stage 0, of param_bucket's owned chunk at 1 to 3
-    size_t v;                     // AdamW: where this rank stores the first second moment
+    size_t v;                     // AdamW: offset of the first element in v
     int first_range, num_ranges;  // of UpdateList.ranges, whose offsets begin at the bucket
     ParamId id;                   // Muon: the tensor,
     int layer;                    // and its layer; of a round: the first one
@@ -82,7 +82,7 @@ typedef struct {
     int num_buckets, num_ranges;
 } UpdateList;
 
-// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. Muon has each twice.
+// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. Muon has a matrix twice.
 static inline size_t max_update_ranges(const ParamLayout *layout) {
     size_t updated = layout->sharding.stage < 1 ? layout->total : layout->shard;
     size_t cuts = layout->sharding.offload > 0 ? updated / update_bucket_elements(layout) : 0;
