@@ -1643,9 +1643,11 @@ TEST(test_outlier_detectors) {
 }
 
 // Sets the loss on the device after a finite norm, then updates. Returns whether weights or moments changed.
-static bool updates_with_loss(const Golden *g, real loss) {
+static bool updates_with_loss(const Golden *g, OptimizerKind optimizer, real loss) {
     GPT2 m;
-    golden_model(&m, g, training(GOLDEN_B, GOLDEN_T));
+    ModelOptions options = training(GOLDEN_B, GOLDEN_T);
+    options.sharding.optimizer = optimizer;
+    golden_model(&m, g, options);
     StepHyper hyper = golden_hyper(1);
     gradients(&m, g->tokens, g->targets);
     assert_true(isfinite(grad_norm(&m)));
@@ -1662,10 +1664,13 @@ static bool updates_with_loss(const Golden *g, real loss) {
 // The device skips an update whose loss is not finite, also if the norm is finite: the host may be a step behind.
 TEST(test_loss_not_finite) {
     const Golden *g = (const Golden *)*state;
-    assert_true(updates_with_loss(g, (real)3.5));
-    assert_false(updates_with_loss(g, (real)NAN));
-    assert_false(updates_with_loss(g, (real)INFINITY));
-    assert_false(updates_with_loss(g, (real)-INFINITY));
+    const OptimizerKind optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_MUON};
+    for (int i = 0; i < 2; i++) {
+        assert_true(updates_with_loss(g, optimizers[i], (real)3.5));
+        assert_false(updates_with_loss(g, optimizers[i], (real)NAN));
+        assert_false(updates_with_loss(g, optimizers[i], (real)INFINITY));
+        assert_false(updates_with_loss(g, optimizers[i], (real)-INFINITY));
+    }
 }
 
 // Steps that are not finite change no state, also not the outlier windows, and end the training loop after MAX_SKIPS

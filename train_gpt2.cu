@@ -15,7 +15,7 @@ One step, from the training loop in train:
           gpt2_forward      embedding, block_forward for each layer
           gpt2_backward     final layernorm, logits and loss; block_backward for each layer; embedding
         gpt2_norm           global norm of the gradients
-      gpt2_update           AdamW or Muon
+      gpt2_update           AdamW or Muon: update_params of llmc/parallel/update.h
     finish_step             reads loss and norm
 Most lines of block_forward are one operation of llmc/. On one rank, a call of llmc/parallel/ is one too, or a no-op.
 */

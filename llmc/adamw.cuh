@@ -1,8 +1,8 @@
 /*
 AdamW on the GPU: all tensors in one launch. The formulas are in adamw.h and moments.h.
 The arithmetic is adamw_weight in adamw.h; this file loads, rounds and stores.
-  adamw_kernel  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
-  adamw_group   a lane updates 4 neighbours, a warp 128: load, update, round, store
+  adamw_kernel  a lane updates 4 neighbours, a warp 128: load, update, round, store
+  update_sweep  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
 Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes of 8-bit codes. One 64-bit random
             number rounds 4 neighbours. Intervals and ranges begin at multiples of 128: a warp has whole blocks
             of moments, and the scale of a block is a maximum over its lanes. A lane has fewer than 4 only at the end of
@@ -77,20 +77,45 @@ static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GRO
     }
 }
 
+// 64 random bits for the four elements of a range from element i of the flat arrays on. In a slice the four may belong
+// to several groups: at the ends of rows, and in rows that begin within a group.
+static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &range, const StepScales &s,
+                                                             Rounded what, size_t i) {
+    uint64_t tensor = static_cast<uint64_t>(range.tensor), random_bits = 0;
+    size_t first = range.tensor_offset + i - range.offset;
+    if (range.view_cols == 0) { return group_rounding_bits(s.seed, s.step, tensor, what, first / ADAMW_GROUP); }
+    size_t element = view_element(&range, first);
+    bool together = view_element(&range, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
+    if (element % ADAMW_GROUP == 0 && together) {
+        return group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
+    }
+    NO_UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        element = view_element(&range, first + k);
+        uint64_t of_group = group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
+        random_bits |= static_cast<uint64_t>(element_rounding_bits(of_group, element % ADAMW_GROUP)) << (16 * k);
+    }
+    return random_bits;
+}
+
 // a lane's weights: params and their masters or remainders
 template <int WEIGHTS> struct WeightGroup {
     floatX w[ADAMW_GROUP];
     float master[ADAMW_GROUP];
     int16_t remainder[ADAMW_GROUP];
+    uint64_t random_bits;  // of params alone
 
     // elements [i, i + count) of the flat arrays, zeros after them
-    template <bool WHOLE> __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count) {
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count, const UpdateRange &range,
+                                         const StepScales &s) {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
             load_group<WHOLE>(master, state.master + i, count);
         } else {
             load_group<WHOLE>(w, state.params + i, count);
         }
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { load_group<WHOLE>(remainder, state.remainder + i, count); }
+        if constexpr (WEIGHTS == WEIGHTS_ALONE) { random_bits = adamw_random_bits(range, s, ROUND_WEIGHT, i); }
     }
 
     template <bool WHOLE>
@@ -110,7 +135,7 @@ template <int WEIGHTS> struct WeightGroup {
         }
     }
 
-    __device__ __forceinline__ void set(int k, float weight, uint64_t random_bits) {
+    __device__ __forceinline__ void set(int k, float weight) {
         if constexpr (WEIGHTS == WEIGHTS_ALONE) {
             w[k] = to_floatX_stochastic(weight, element_rounding_bits(random_bits, k));
         } else {
@@ -121,155 +146,74 @@ template <int WEIGHTS> struct WeightGroup {
     }
 };
 
-// M: the storage type of moments, G: of gradients
-template <int WEIGHTS, class M, class G> struct AdamWGroup {
-    WeightGroup<WEIGHTS> weights;
-    M m[ADAMW_GROUP], v[ADAMW_GROUP];
-    G g[ADAMW_GROUP];
-
-    template <bool WHOLE>
-    __device__ __forceinline__ void load(const OptimizerState &state, const void *grads, size_t i, int count) {
-        weights.template load<WHOLE>(state, i, count);
-        load_group<WHOLE>(m, static_cast<const M *>(state.m) + i, count);
-        load_group<WHOLE>(v, static_cast<const M *>(state.v) + i, count);
-        load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
-    }
-
-    template <bool WHOLE>
-    __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count) const {
-        store_group<WHOLE>(static_cast<M *>(state.m) + i, m, count);
-        store_group<WHOLE>(static_cast<M *>(state.v) + i, v, count);
-        weights.template store<WHOLE>(state, i, count);
-    }
-};
+// ---- moments between their storage type and float. 8-bit codes share a scale with the other lanes of the warp: all
+// lanes must call
 
 static __device__ __forceinline__ float stored_float(float x) { return x; }
 static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_float(x); }
 
-// 64 random bits for the four elements of a rank's tensor from `first` on. In a slice the four may belong to several
-// groups: at the ends of rows, and in rows that begin within a group.
-static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &range, const StepScales &s,
-                                                             Rounded what, size_t first) {
-    uint64_t tensor = static_cast<uint64_t>(range.tensor), random_bits = 0;
-    if (range.view_cols == 0) { return group_rounding_bits(s.seed, s.step, tensor, what, first / ADAMW_GROUP); }
-    size_t element = view_element(&range, first);
-    bool together = view_element(&range, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
-    if (element % ADAMW_GROUP == 0 && together) {
-        return group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
-    }
-    NO_UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        element = view_element(&range, first + k);
-        uint64_t of_group = group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
-        random_bits |= static_cast<uint64_t>(element_rounding_bits(of_group, element % ADAMW_GROUP)) << (16 * k);
-    }
-    return random_bits;
-}
-
-// ---- moments to their storage type. fp32 and bf16 are rounded element by element. 8-bit codes share a scale with the
-// other lanes of the warp: all lanes must call
-
-static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const UpdateRange &, const StepScales &, Rounded, size_t) {
-    UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = x[k]; }
-}
-
-static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const UpdateRange &range, const StepScales &s, Rounded what,
-                                                     size_t first) {
-    uint64_t random_bits = adamw_random_bits(range, s, what, first);
-    UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        to[k] = bf16_round_stochastic(x[k], element_rounding_bits(random_bits, k));
+// x = elements [i, i + count) of m or v, zeros after them
+template <bool WHOLE, class M>
+static __device__ __forceinline__ void load_moment(float (&x)[ADAMW_GROUP], const OptimizerState &state, bool is_v,
+                                                   size_t i, int count) {
+    M stored[ADAMW_GROUP];
+    load_group<WHOLE>(stored, static_cast<const M *>(is_v ? state.v : state.m) + i, count);
+    if constexpr (std::is_same_v<M, uint8_t>) {
+        float scale = moment_scales(&state, is_v)[i / MOMENT_BLOCK];
+        UNROLL
+        for (int k = 0; k < ADAMW_GROUP; k++) {
+            x[k] = is_v ? v_of_code(stored[k], scale) : m_of_code(stored[k], scale);
+        }
+    } else {
+        UNROLL
+        for (int k = 0; k < ADAMW_GROUP; k++) { x[k] = stored_float(stored[k]); }
     }
 }
 
 // returns the scale, the same in every lane
-static __device__ __forceinline__ float m_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&m)[ADAMW_GROUP],
-                                                 uint64_t random_bits) {
-    float largest = 0;
+static __device__ __forceinline__ float moment_encode(uint8_t (&codes)[ADAMW_GROUP], bool is_v,
+                                                      const float (&x)[ADAMW_GROUP], uint64_t random_bits) {
+    float number[ADAMW_GROUP], largest = 0;
     UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { largest = fmaxf(largest, fabsf(m[k])); }
-    float scale = m_scale(warp_max(largest)), inverse = inverse_scale(scale);
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        number[k] = is_v ? sqrtf(x[k]) : x[k];
+        largest = fmaxf(largest, fabsf(number[k]));
+    }
+    largest = warp_max(largest);
+    float scale = is_v ? v_scale(largest) : m_scale(largest), inverse = inverse_scale(scale);
     UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = m_code(m[k], inverse, element_rounding_bits(random_bits, k)); }
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        uint32_t bits = element_rounding_bits(random_bits, k);
+        codes[k] = is_v ? v_code(number[k], inverse, bits) : m_code(number[k], inverse, bits);
+    }
     return scale;
 }
 
-static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&v)[ADAMW_GROUP],
-                                                 uint64_t random_bits) {
-    float root[ADAMW_GROUP], largest = 0;
-    UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        root[k] = sqrtf(v[k]);
-        largest = fmaxf(largest, root[k]);
+// elements [i, i + count) of m or v = x, rounded to their storage type
+template <bool WHOLE, class M>
+static __device__ __forceinline__ void store_moment(const OptimizerState &state, bool is_v,
+                                                    const float (&x)[ADAMW_GROUP], size_t i, int count,
+                                                    const UpdateRange &range, const StepScales &s) {
+    M stored[ADAMW_GROUP];
+    if constexpr (std::is_same_v<M, float>) {
+        memcpy(&stored, &x, sizeof stored);
+    } else {
+        uint64_t random_bits = adamw_random_bits(range, s, is_v ? ROUND_V : ROUND_M, i);
+        if constexpr (std::is_same_v<M, uint8_t>) {
+            // warp_max in it waits for all lanes: all have read the old scale before lane 0 writes the new one
+            float scale = moment_encode(stored, is_v, x, random_bits);
+            if (lane_id() == 0) { moment_scales(&state, is_v)[i / MOMENT_BLOCK] = scale; }
+        } else {
+            UNROLL
+            for (int k = 0; k < ADAMW_GROUP; k++) {
+                stored[k] = bf16_round_stochastic(x[k], element_rounding_bits(random_bits, k));
+            }
+        }
     }
-    float scale = v_scale(warp_max(largest)), inverse = inverse_scale(scale);
-    UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        codes[k] = v_code(root[k], inverse, element_rounding_bits(random_bits, k));
-    }
-    return scale;
+    store_group<WHOLE>(static_cast<M *>(is_v ? state.v : state.m) + i, stored, count);
 }
 
 // ---- the kernel
-
-// Elements [i, i + count), in the warp's block of moments `block`. A lane without elements computes with zeros.
-template <int WEIGHTS, class M, class G>
-static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
-                                                   size_t i, int count, const UpdateRange &range, float grad_scale,
-                                                   const StepScales &s) {
-    constexpr bool CODES = std::is_same_v<M, uint8_t>;
-    AdamWGroup<WEIGHTS, M, G> group;
-    // load
-    if (count == ADAMW_GROUP) {
-        group.template load<true>(state, grads, i, count);
-    } else {
-        group.template load<false>(state, grads, i, count);
-    }
-    size_t first = range.tensor_offset + i - range.offset;
-    // update, and round the weights
-    uint64_t weight_bits = 0;
-    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_bits = adamw_random_bits(range, s, ROUND_WEIGHT, first); }
-    float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
-    if constexpr (CODES) {
-        m_old = state.m_scales[block];
-        v_old = state.v_scales[block];
-    }
-    UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        if constexpr (CODES) {
-            m[k] = m_of_code(group.m[k], m_old);
-            v[k] = v_of_code(group.v[k], v_old);
-        } else {
-            m[k] = stored_float(group.m[k]);
-            v[k] = stored_float(group.v[k]);
-        }
-        float g = stored_float(group.g[k]) * grad_scale;
-        float weight = adamw_weight(group.weights.get(k), &m[k], &v[k], g, range.decay, s);
-        group.weights.set(k, weight, weight_bits);
-    }
-    // round the moments
-    if constexpr (CODES) {
-        // warp_max in the encoders waits for all lanes: all have read the old scales before lane 0 writes new ones
-        float m_new = m_encode(group.m, m, adamw_random_bits(range, s, ROUND_M, first));
-        float v_new = v_encode(group.v, v, adamw_random_bits(range, s, ROUND_V, first));
-        if (lane_id() == 0) {
-            state.m_scales[block] = m_new;
-            state.v_scales[block] = v_new;
-        }
-    } else {
-        moments_store(group.m, m, range, s, ROUND_M, first);
-        moments_store(group.v, v, range, s, ROUND_V, first);
-    }
-    // store
-    if (count == ADAMW_GROUP) {
-        group.template store<true>(state, i, count);
-    } else {
-        group.template store<false>(state, i, count);
-    }
-}
 
 // the first range that ends after `position`; num_ranges if there is none
 static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, int num_ranges, size_t position) {
@@ -285,13 +229,10 @@ static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, 
     return low;
 }
 
-template <int WEIGHTS, class M, class G>
-static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
-    adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
-                 int num_ranges, StepScales scales) {
-    wait_for_previous_kernel();
-    if (!isfinite(*norm_squared)) { return; }
-    float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
+// Calls group.operator()<WHOLE>(range, i, count) for the elements [i, i + count) of a lane, a block of moments a warp.
+// WHOLE: count is ADAMW_GROUP. All lanes of a warp call; at the end of a range some have fewer elements, or none.
+template <class Group>
+static __device__ __forceinline__ void update_sweep(const UpdateRange *ranges, int num_ranges, Group &&group) {
     size_t first = ranges[0].offset, last = ranges[num_ranges - 1].offset + ranges[num_ranges - 1].count;
     size_t sweeps = ceil_div(last - first, static_cast<size_t>(ADAMW_SWEEP));
     size_t interval = ceil_div(sweeps, static_cast<size_t>(gridDim.x)) * ADAMW_SWEEP;
@@ -302,10 +243,41 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
         size_t from = max(begin, range.offset), to = min(end, range.offset + range.count);
         for (size_t at = from + warp_id() * MOMENT_BLOCK; at < to; at += ADAMW_SWEEP) {
             size_t i = at + lane_id() * ADAMW_GROUP;
-            int count = i < to ? static_cast<int>(min(to - i, static_cast<size_t>(ADAMW_GROUP))) : 0;
-            adamw_group<WEIGHTS, M, G>(state, grads, at / MOMENT_BLOCK, i, count, range, grad_scale, scales);
+            if (at + MOMENT_BLOCK <= to) {
+                group.template operator()<true>(range, i, ADAMW_GROUP);
+            } else {
+                int count = i < to ? static_cast<int>(min(to - i, static_cast<size_t>(ADAMW_GROUP))) : 0;
+                group.template operator()<false>(range, i, count);
+            }
         }
     }
+}
+
+// M: the storage type of moments, G: of gradients
+template <int WEIGHTS, class M, class G>
+static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
+    adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
+                 int num_ranges, StepScales s) {
+    wait_for_previous_kernel();
+    if (!isfinite(*norm_squared)) { return; }
+    float grad_scale = adamw_grad_scale(s.clip, *norm_squared);
+    update_sweep(ranges, num_ranges, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
+        WeightGroup<WEIGHTS> weights;
+        float m[ADAMW_GROUP], v[ADAMW_GROUP];
+        G g[ADAMW_GROUP];
+        weights.template load<WHOLE>(state, i, count, range, s);
+        load_moment<WHOLE, M>(m, state, false, i, count);
+        load_moment<WHOLE, M>(v, state, true, i, count);
+        load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
+        UNROLL
+        for (int k = 0; k < ADAMW_GROUP; k++) {
+            float scaled = stored_float(g[k]) * grad_scale;
+            weights.set(k, adamw_weight(weights.get(k), &m[k], &v[k], scaled, range.decay, s));
+        }
+        store_moment<WHOLE, M>(state, false, m, i, count, range, s);
+        store_moment<WHOLE, M>(state, true, v, i, count, range, s);
+        weights.template store<WHOLE>(state, i, count);
+    });
 }
 
 // ---- launcher

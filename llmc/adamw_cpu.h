@@ -31,8 +31,8 @@ static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_
     return buffer;
 }
 
-// the end of the block of moments that begins at element `block` of a tile of n elements
-static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
+// elements of the tile, or block of moments, of at most `size` elements that begins with element `start` of n
+static inline size_t tile_size(size_t start, size_t n, size_t size) { return n - start < size ? n - start : size; }
 
 // Elements [i, i + n) of m or v as real: a pointer into the moment if it is real, else `buffer`.
 static inline real *tile_of_moment(const OptimizerState *state, bool is_v, size_t i, size_t n, real *buffer) {
@@ -41,7 +41,7 @@ static inline real *tile_of_moment(const OptimizerState *state, bool is_v, size_
     const uint8_t *codes = (const uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         float scale = moment_scales(state, is_v)[(i + block) / MOMENT_BLOCK];
-        moment_decode_block(is_v, buffer + block, codes + block, block_end(block, n) - block, scale);
+        moment_decode_block(is_v, buffer + block, codes + block, tile_size(block, n, MOMENT_BLOCK), scale);
     }
     return buffer;
 }
@@ -110,7 +110,7 @@ static inline void tile_store_moment(const OptimizerState *state, bool is_v, siz
     }
     uint8_t *codes = (uint8_t *)stored + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t count = block_end(block, n) - block;
+        size_t count = tile_size(block, n, MOMENT_BLOCK);
         moment_scales(state, is_v)[(i + block) / MOMENT_BLOCK] =
             moment_encode_block(is_v, codes + block, x + block, count, random_bits + block);
     }
@@ -142,8 +142,7 @@ static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads,
     for (int r = 0; r < num_ranges; r++) {
 #pragma omp for schedule(static) nowait
         for (size_t start = 0; start < ranges[r].count; start += ADAMW_TILE) {
-            size_t i = ranges[r].offset + start, left = ranges[r].count - start;
-            size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
+            size_t i = ranges[r].offset + start, n = tile_size(start, ranges[r].count, ADAMW_TILE);
             adamw_tile(state, grads, i, n, &ranges[r], grad_scale, scales);
         }
     }

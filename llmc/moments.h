@@ -110,4 +110,6 @@ static inline void moment_decode_block(bool is_v, real *x, const uint8_t *codes,
     for (size_t e = 0; e < n; e++) { x[e] = is_v ? v_of_code(codes[e], scale) : m_of_code(codes[e], scale); }
 }
 
-static inline float *moment_scales(const OptimizerState *o, bool is_v) { return is_v ? o->v_scales : o->m_scales; }
+static inline HOST_DEVICE float *moment_scales(const OptimizerState *o, bool is_v) {
+    return is_v ? o->v_scales : o->m_scales;
+}

@@ -6,7 +6,7 @@ are the textbook's.
   muon_polynomial_kernel  a I + b A + c A^2, over A^2
   muon_weights_kernel     weights from the orthogonalised update
 Bytes       as in muon.h. The norm and the normalised matrix move 3 elements for each of the matrix, a polynomial 3 for
-            each of A: little beside the matmuls.
+            each of A: little next to the matmuls.
 defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muon_weights
 */
 #pragma once
@@ -16,7 +16,6 @@ defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muo
 #include "llmc/common/device.cuh"
 #include "llmc/common/floatx.h"
 #include "llmc/common/ptx.cuh"
-#include "llmc/common/rng.h"
 #include "llmc/moments.h"
 #include "llmc/muon.h"
 #include "llmc/ops.h"
@@ -24,20 +23,6 @@ defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muo
 enum { MUON_BLOCKS = 4 };  // of ADAMW_THREADS, on a multiprocessor
 
 static inline int muon_blocks(const Exec *ex) { return MUON_BLOCKS * ex->cuda->multiprocessors; }
-
-// group.operator()<WHOLE>(e, count) for the elements [e, e + count) of each lane: of n elements, a block of moments a
-// warp. WHOLE: count is ADAMW_GROUP. All lanes of a warp call, since they share a scale; the last may have none.
-template <class Group> static __device__ __forceinline__ void muon_sweep(size_t n, Group &&group) {
-    size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_SWEEP;
-    for (size_t at = blockIdx.x * ADAMW_SWEEP + warp_id() * MOMENT_BLOCK; at < n; at += stride) {
-        size_t e = at + lane_id() * ADAMW_GROUP;
-        if (at + MOMENT_BLOCK <= n) {
-            group.template operator()<true>(e, ADAMW_GROUP);
-        } else {
-            group.template operator()<false>(e, e < n ? static_cast<int>(min(n - e, size_t{ADAMW_GROUP})) : 0);
-        }
-    }
-}
 
 // ---- momentum
 
@@ -47,38 +32,19 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
                          const UpdateRange *ranges, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
-    constexpr bool CODES = std::is_same_v<M, uint8_t>;
-    const UpdateRange range = ranges[0];
     const float grad_scale = adamw_grad_scale(s.clip, *norm_squared);
-    M *moments = static_cast<M *>(state.m) + range.offset;
-    muon_sweep(range.count, [&]<bool WHOLE>(size_t e, int count) {
-        M stored[ADAMW_GROUP];
+    update_sweep(ranges, 1, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
+        float m[ADAMW_GROUP];
         G g[ADAMW_GROUP];
         floatX u[ADAMW_GROUP];
-        float m[ADAMW_GROUP];
-        [[maybe_unused]] float *scale = CODES ? state.m_scales + (range.offset + e) / MOMENT_BLOCK : NULL;
-        [[maybe_unused]] const float old_scale = CODES ? *scale : 0;
-        load_group<WHOLE>(stored, moments + e, count);
-        load_group<WHOLE>(g, grads + range.offset + e, count);
+        load_moment<WHOLE, M>(m, state, false, i, count);
+        load_group<WHOLE>(g, grads + i, count);
         UNROLL
         for (int k = 0; k < ADAMW_GROUP; k++) {
-            if constexpr (CODES) {
-                m[k] = m_of_code(stored[k], old_scale);
-            } else {
-                m[k] = stored_float(stored[k]);
-            }
             u[k] = to_floatX(muon_moment(&m[k], stored_float(g[k]) * grad_scale, s.momentum));
         }
-        size_t first = range.tensor_offset + e;
-        if constexpr (CODES) {
-            // warp_max in m_encode waits for all lanes: all have read the old scale before lane 0 writes the new one
-            float new_scale = m_encode(stored, m, adamw_random_bits(range, s, ROUND_M, first));
-            if (lane_id() == 0) { *scale = new_scale; }
-        } else {
-            moments_store(stored, m, range, s, ROUND_M, first);
-        }
-        store_group<WHOLE>(moments + e, stored, count);
-        store_group<WHOLE, true>(update + e, u, count);
+        store_moment<WHOLE, M>(state, false, m, i, count, range, s);
+        store_group<WHOLE, true>(update + i - range.offset, u, count);
     });
 }
 
@@ -131,21 +97,16 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
                         const UpdateRange *ranges, float step, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
-    const UpdateRange range = ranges[0];
-    muon_sweep(range.count, [&]<bool WHOLE>(size_t e, int count) {
+    update_sweep(ranges, 1, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
         WeightGroup<WEIGHTS> weights;
         floatX x[ADAMW_GROUP];
-        uint64_t random_bits = 0;
-        weights.template load<WHOLE>(state, range.offset + e, count);
-        load_group<WHOLE>(x, update + e, count);
-        if constexpr (WEIGHTS == WEIGHTS_ALONE) {
-            random_bits = adamw_random_bits(range, s, ROUND_WEIGHT, range.tensor_offset + e);
-        }
+        weights.template load<WHOLE>(state, i, count, range, s);
+        load_group<WHOLE>(x, update + i - range.offset, count);
         UNROLL
         for (int k = 0; k < ADAMW_GROUP; k++) {
-            weights.set(k, muon_weight(weights.get(k), to_real(x[k]), s.keep, step), random_bits);
+            weights.set(k, muon_weight(weights.get(k), to_real(x[k]), s.keep, step));
         }
-        weights.template store<WHOLE>(state, range.offset + e, count);
+        weights.template store<WHOLE>(state, i, count);
     });
 }
 

@@ -107,5 +107,5 @@ enum { NEWTON_SCHULZ_STEPS = 5 };
 // FLOPs of one of t tensor-parallel ranks, for a matrix with m rows and n columns, or the reverse, m the smaller. Each
 // step has A, (m,m) over n, and X, (m,n) over m, both divided by t; and A^2, (m,m) over m, on every rank.
 static inline double newton_schulz_flops(double m, double n, int t) {
-    return NEWTON_SCHULZ_STEPS * (4 * m * m * n / t + 2 * m * m * m);
+    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n / t + 2 * m * m * m);
 }

@@ -10,11 +10,6 @@ defines: cpu_muon_momentum, cpu_muon_normalise, cpu_muon_polynomial, cpu_muon_we
 #include "llmc/muon.h"
 #include "llmc/ops.h"
 
-// elements of the tile that begins with element `start` of n
-static inline size_t muon_tile(size_t start, size_t n) {
-    return n - start < ADAMW_TILE ? n - start : (size_t)ADAMW_TILE;
-}
-
 static inline void cpu_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads,
                                      const real *norm_squared, const UpdateRange *range, size_t elements,
                                      const StepHyper *hyper, Exec *ex) {
@@ -24,7 +19,7 @@ static inline void cpu_muon_momentum(floatX *update, const OptimizerState *state
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < range->count; start += ADAMW_TILE) {
-        size_t n = muon_tile(start, range->count), i = range->offset + start;
+        size_t n = tile_size(start, range->count, ADAMW_TILE), i = range->offset + start;
         real m_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE], *m = tile_of_moment(state, false, i, n, m_buffer);
         const real *g = tile_of(grads.at, grads.dtype, i, n, g_buffer);
         floatX *u = update + start;
@@ -39,7 +34,7 @@ static inline void cpu_muon_normalise(floatX *out, const floatX *in, const real 
     real squared = *norm_squared;
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < n; start += ADAMW_TILE) {
-        size_t end = start + muon_tile(start, n);
+        size_t end = start + tile_size(start, n, ADAMW_TILE);
 #pragma omp simd
         for (size_t i = start; i < end; i++) { out[i] = to_floatX(muon_normal(to_real(in[i]), squared)); }
     }
@@ -66,7 +61,7 @@ static inline void cpu_muon_weights(const OptimizerState *state, const floatX *u
     real keep = s.keep, step = hyper->learning_rate * scale;
 #pragma omp parallel for schedule(static)
     for (size_t start = 0; start < range->count; start += ADAMW_TILE) {
-        size_t n = muon_tile(start, range->count), i = range->offset + start;
+        size_t n = tile_size(start, range->count, ADAMW_TILE), i = range->offset + start;
         real buffer[ADAMW_TILE], *w = tile_of_weights(state, i, n, buffer);
         const floatX *x = update + start;
 #pragma omp simd

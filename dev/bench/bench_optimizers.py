@@ -165,10 +165,10 @@ def compare(runs, text, model):
     rows = [("AdamW", best["adamw"], 1.0, adamw)]
     rows += [("Muon", best["muon"], share, of_share) for share, of_share in zip(shares_run, by_share)]
     lines = [f"## {text}, {model}", "",
-             f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon has AdamW's loss after "
+             f"{STEPS[model]} steps, {tokens / 1e6:.2f} million tokens. Muon reaches AdamW's loss after "
              f"**{mean_sd(shares, '{:.3f}')}** of the tokens (seeds: {', '.join(f'{s:.3f}' for s in shares)}). "
              f"With all tokens its loss is lower by {mean_sd(gain)} (paired t-test: p = {p_value(gain):.2g}).", "",
-             "| | warmup | learning rate | weight decay | share of the tokens | validation loss, mean ± sd of the seeds |",
+             "| | warmup | learning rate | weight decay | share of tokens | validation loss, mean ± sd of the seeds |",
              "|---|---|---|---|---|---|"]
     lines += [f"| {name} | {warmup:.0%} | {rate:g} | {decay:g} | {share} | {mean_sd(of_share)} |"
               for name, (warmup, rate, decay), share, of_share in rows]

@@ -38,7 +38,7 @@ static const BandwidthShare bandwidth_shares[] = {
     {"classifier", {0.60, 0.70, 0.75}},          // the same; sm_80 and sm_120 read a row twice, mostly from L2
     {"embedding", {0.50, 0.65, 0.75}},           // rows of 1.5 to 3 KB in any order
     {"adamw", {0.73, 0.77, 0.80}},               // five to seven streams
-    {"muon", {0.73, 0.77, 0.80}},                // the same
+    {"muon", {0.73, 0.77, 0.80}},                // assumed the same; between the matmuls three streams
     {"global_norm", {0.75, 0.79, 0.82}},         // reads alone
     {"", {0.70, 0.75, 0.80}},                    // column sums, epilogues, copies and fills
 };

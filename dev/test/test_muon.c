@@ -99,7 +99,7 @@ static OptimizerState state_of(State *s, DType moments) {
 static const StepHyper hyper = {(real)0.01, 0, 0, 0, (real)0.1, 0, 1, 7, (real)0.9};
 
 // a step of elements [begin, end), with gradients that only depend on the element and the step
-static void take_step(State *s, DType moments, size_t begin, size_t end, int step, real norm_squared) {
+static void take_step(const Ops *ops, State *s, DType moments, size_t begin, size_t end, int step, real norm_squared) {
     Exec ex;
     memset(&ex, 0, sizeof ex);
     OptimizerState state = state_of(s, moments);
@@ -108,8 +108,8 @@ static void take_step(State *s, DType moments, size_t begin, size_t end, int ste
     Gradient grads = {s->grads, DT_REAL};
     h.step = step;
     for (size_t i = begin; i < end; i++) { s->grads[i] = (real)rng_normal(3, (uint64_t)step, i); }
-    cpu_muon_momentum(s->update + begin, &state, grads, &norm_squared, &range, end - begin, &h, &ex);
-    cpu_muon_weights(&state, s->update + begin, &norm_squared, &range, end - begin, 2, &h, &ex);
+    ops->muon_momentum(s->update + begin, &state, grads, &norm_squared, &range, end - begin, &h, &ex);
+    ops->muon_weights(&state, s->update + begin, &norm_squared, &range, end - begin, 2, &h, &ex);
 }
 
 // the formulas of muon.h, with the update in the place of an orthogonalised one
@@ -118,7 +118,7 @@ TEST(test_formulas) {
     double m[N] = {0}, w[N] = {0};
     memset(&s, 0, sizeof s);
     for (int step = 1; step <= 3; step++) {
-        take_step(&s, DT_REAL, 0, N, step, 1);
+        take_step(&cpu_ops, &s, DT_REAL, 0, N, step, 1);
         for (int i = 0; i < N; i++) {
             m[i] = 0.9 * m[i] + rng_normal(3, (uint64_t)step, (uint64_t)i);
             double u = (double)s.grads[i] + 0.9 * m[i], limit = DT_FLOATX == DT_BF16 ? 1e-2 : 1e-5;
@@ -139,10 +139,10 @@ TEST(test_parts_have_the_bits_of_the_whole) {
         memset(&whole, 0, sizeof whole);
         memset(&parts, 0, sizeof parts);
         for (int step = 1; step <= 3; step++) {
-            take_step(&whole, types[t], 0, N, step, 1);
-            take_step(&parts, types[t], 5 * MOMENT_BLOCK, N, step, 1);
-            take_step(&parts, types[t], 0, 2 * MOMENT_BLOCK, step, 1);
-            take_step(&parts, types[t], 2 * MOMENT_BLOCK, 5 * MOMENT_BLOCK, step, 1);
+            take_step(&cpu_ops, &whole, types[t], 0, N, step, 1);
+            take_step(&cpu_ops, &parts, types[t], 5 * MOMENT_BLOCK, N, step, 1);
+            take_step(&cpu_ops, &parts, types[t], 0, 2 * MOMENT_BLOCK, step, 1);
+            take_step(&cpu_ops, &parts, types[t], 2 * MOMENT_BLOCK, 5 * MOMENT_BLOCK, step, 1);
         }
         assert_memory_equal(&whole, &parts, sizeof whole);
     }
@@ -150,13 +150,16 @@ TEST(test_parts_have_the_bits_of_the_whole) {
 
 // Nothing changes if the norm is not finite, as in AdamW.
 TEST(test_skipped_step) {
-    static State before, after;
-    memset(&after, 0, sizeof after);
-    take_step(&after, DT_BF16, 0, N, 1, 1);
-    before = after;
-    take_step(&after, DT_BF16, 0, N, 1, (real)NAN);
-    take_step(&after, DT_BF16, 0, N, 1, (real)INFINITY);
-    assert_memory_equal(&before, &after, sizeof before);
+    const Ops *columns[] = {&cpu_ops, &reference_ops};
+    for (int c = 0; c < 2; c++) {
+        static State before, after;
+        memset(&after, 0, sizeof after);
+        take_step(columns[c], &after, DT_BF16, 0, N, 1, 1);
+        before = after;
+        take_step(columns[c], &after, DT_BF16, 0, N, 1, (real)NAN);
+        take_step(columns[c], &after, DT_BF16, 0, N, 1, (real)INFINITY);
+        assert_memory_equal(&before, &after, sizeof before);
+    }
 }
 
 // ---- the list of an update

@@ -108,6 +108,22 @@ TEST(test_muon_has_one_moment) {
     assert_under("1558M, B 4, -r 4 -om 8bit, Muon", planned(&gpt2_1558m, codes, NUM_LIFETIMES), 11.2 * 1024);
 }
 
+// for 524,288 tokens: 5 ranks have up to 10 of 48 layers; -tp divides all but A^2, 12 of 60 matmuls of (C,C,C) a layer
+TEST(test_newton_schulz_share) {
+    const struct {
+        const GPT2Config *config;
+        Sharding sharding;
+        double percent;
+    } cases[] = {{&gpt2_124m, {1, 0, 0, 1, 0}, 0.39},
+                 {&gpt2_1558m, {1, 0, 0, 1, 0}, 1.15},
+                 {&gpt2_1558m, {5, 0, 1, 1, 0}, 1.15 * 50 / 48},
+                 {&gpt2_1558m, {1, 0, 1, 8, 0}, 1.15 * (48 + 8 * 12) / 60}};
+    for (const auto &k : cases) {
+        double percent = 100 * newton_schulz_share(k.config, &k.sharding, 1024, 524288);
+        if (fabs(percent - k.percent) > 0.01) { fail_msg("%.3f %%, expected %.3f %%", percent, k.percent); }
+    }
+}
+
 // bytes of state per parameter; the few bytes of update_ranges do not matter
 TEST(test_bytes_per_parameter) {
     const struct {

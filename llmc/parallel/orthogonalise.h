@@ -8,18 +8,12 @@ A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs wh
 Then the results are all-gathered, and each rank updates its elements. If N ranks do not divide the layers, some have no
 tensor in the last round of each kind. They orthogonalise zeros, because the ranks autotune matmuls together, in the
 same order.
-defines: Muon, newton_schulz, muon_update_at, muon_orthogonalise
+defines: newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once
 #include "llmc/muon.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/shapes/update_buckets.h"
-
-typedef struct {
-    const Zero *zero;
-    Comm *tp;
-    floatX *scratch;  // (muon_scratch_elements), during an update
-} Muon;
 
 // x (n) = the sum of x over the tensor-parallel ranks
 static inline void muon_sum(void *x, size_t n, DType dtype, Comm *tp, Exec *ex) {
@@ -58,23 +52,23 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     }
 }
 
-// element `offset` of a layer's tensor in the current round
-static inline floatX *muon_update_at(const Muon *m, ParamId id, int layer, size_t offset) {
-    const ParamLayout *layout = &m->zero->layout;
-    return m->scratch + (size_t)(layer % layout->sharding.dp_size) * muon_chunk(layout, id) + offset;
+// a layer's tensor in the current round
+static inline floatX *muon_update_at(const ParamLayout *layout, floatX *scratch, ParamId id, int layer) {
+    return scratch + (size_t)(layer % layout->sharding.dp_size) * muon_chunk(layout, id);
 }
 
-// Orthogonalises the tensors of the round that begins with layer `first`. Each rank has written its elements.
-static inline void muon_orthogonalise(const Muon *m, ParamId id, int first) {
-    const Zero *z = m->zero;
+// Orthogonalises the tensors of the round that begins with layer `first`. Each rank has written its elements. scratch:
+// (muon_scratch_elements)
+static inline void muon_orthogonalise(const Zero *z, Comm *tp, floatX *scratch, ParamId id, int first) {
     const Sharding *s = &z->layout.sharding;
     MuonMatrix matrix = muon_matrix(&z->layout, id);
     size_t chunk = muon_chunk(&z->layout, id);
-    floatX *own = muon_update_at(m, id, first + s->dp_rank, 0), *scratch = m->scratch + (size_t)s->dp_size * chunk;
-    if (s->stage > 0) { comm_wait(comm_reduce_scatter(own, m->scratch, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
+    floatX *own = muon_update_at(&z->layout, scratch, id, first + s->dp_rank);
+    floatX *rest = scratch + (size_t)s->dp_size * chunk;
+    if (s->stage > 0) { comm_wait(comm_reduce_scatter(own, scratch, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
     for (int i = 0; i < matrix.count; i++) {
         floatX *x = own + (size_t)i * (size_t)matrix.rows * (size_t)matrix.cols;
-        newton_schulz(z->ops, m->tp, x, scratch, &matrix, z->ex);
+        newton_schulz(z->ops, tp, x, rest, &matrix, z->ex);
     }
-    if (s->dp_size > 1) { comm_wait(comm_all_gather(m->scratch, own, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
+    if (s->dp_size > 1) { comm_wait(comm_all_gather(scratch, own, chunk, DT_FLOATX, z->dp, z->ex), z->dp, z->ex); }
 }

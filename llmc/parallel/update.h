@@ -4,8 +4,8 @@ through one of two slots on the device, a double buffer.
   bucket i - 1   is downloaded to host memory while bucket i is uploaded
   bucket i       is uploaded one bucket ahead, before an operation reads and writes its slot
 Each slot has a copy stream: bucket i + 2 is uploaded after bucket i was downloaded. With --offload 1 a bucket has
-moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters. Of
-these a momentum bucket of Muon has moments and gradients, and a weights bucket the others.
+moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
+Muon's momentum buckets copy moments and gradients, its weights buckets the others.
 defines: Update, update_open, update_close, update_params
 */
 #pragma once
@@ -22,7 +22,8 @@ typedef struct {
     size_t slot_elements;       // of one slot
     const UpdateRange *ranges;  // of the list, on the device
     UpdateList list;
-    Muon muon;
+    Comm *tp;
+    floatX *matrices;    // Muon: (muon_scratch_elements), during an update
     CopyWork copies[2];  // --offload: the latest copy of each slot
 } Update;
 
@@ -39,8 +40,7 @@ static inline void update_open(Update *u, const Zero *zero, Comm *tp, const Opti
     if (!ranges) { return; }
     u->list = update_list(&zero->layout);
     u->slot_elements = update_bucket_elements(&zero->layout);
-    u->muon.zero = zero;
-    u->muon.tp = tp;
+    u->tp = tp;
     zero->device->upload(ranges, u->list.ranges, (size_t)u->list.num_ranges * sizeof *ranges);
 }
 
@@ -87,44 +87,40 @@ static inline Gradient bucket_grads(const Update *u, int i, bool in_slot) {
                                        : gradient_at(zero_stored_grads(u->zero, b->param_bucket), b->offset);
 }
 
-// Begins to copy an array of a bucket between host memory and its slot, unless both are the same memory or NULL.
+// Begins to copy an array of a bucket between host memory and its slot, unless both are the same memory, NULL or empty.
 static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t bytes, bool upload) {
     const Device *device = u->zero->device;
     int stream = COPY_UPDATE + i % 2;
-    if (stored == slot) { return; }
+    if (stored == slot || bytes == 0) { return; }
     u->copies[i % 2] = upload ? device->upload_begin(stream, slot, stored, bytes, u->zero->ex)
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
 }
 
-// where Muon's matrices have a bucket's elements, which are one range
+// a bucket's elements in Muon's matrices; the bucket is one range
 static inline floatX *bucket_matrix(const Update *u, const UpdateBucket *b) {
-    return muon_update_at(&u->muon, b->id, b->layer, u->list.ranges[b->first_range].tensor_offset);
+    size_t offset = u->list.ranges[b->first_range].tensor_offset;
+    return muon_update_at(&u->zero->layout, u->matrices, b->id, b->layer) + offset;
 }
 
-// Begins to copy what the operation of bucket i reads from host memory, or what it has written.
+// Begins to upload the arrays that bucket i's operation reads, or to download its results. Buckets that clear or
+// orthogonalise have no elements.
 static inline void copy_bucket(Update *u, int i, bool upload) {
     OptimizerState stored = bucket_state(u, i, false), slot = bucket_state(u, i, true);
     Gradient grads = bucket_grads(u, i, false);
-    UpdateKind kind = u->list.buckets[i].kind;
-    size_t n = u->list.buckets[i].count, moments = n * dtype_size(stored.moments),
-           scales = moment_blocks(n) * sizeof(float);
-    if (kind == UPDATE_ADAMW || kind == UPDATE_WEIGHTS) {
-        copy_array(u, i, stored.params, slot.params, n * sizeof *stored.params, upload);
-        copy_array(u, i, stored.master, slot.master, n * sizeof *stored.master, upload);
-        copy_array(u, i, stored.remainder, slot.remainder, n * sizeof *stored.remainder, upload);
-    }
-    if (kind == UPDATE_ADAMW || kind == UPDATE_MOMENTUM) {
-        copy_array(u, i, stored.m, slot.m, moments, upload);
-        copy_array(u, i, stored.m_scales, slot.m_scales, scales, upload);
-        if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, n * dtype_size(grads.dtype), true); }
-    }
-    if (kind == UPDATE_ADAMW) {
-        copy_array(u, i, stored.v, slot.v, moments, upload);
-        copy_array(u, i, stored.v_scales, slot.v_scales, scales, upload);
-    }
+    const UpdateBucket *b = &u->list.buckets[i];
+    size_t w = b->kind == UPDATE_MOMENTUM ? 0 : b->count, m = b->kind == UPDATE_WEIGHTS ? 0 : b->count;
+    size_t v = b->kind == UPDATE_ADAMW ? b->count : 0, size = dtype_size(stored.moments);
+    copy_array(u, i, stored.params, slot.params, w * sizeof *stored.params, upload);
+    copy_array(u, i, stored.master, slot.master, w * sizeof *stored.master, upload);
+    copy_array(u, i, stored.remainder, slot.remainder, w * sizeof *stored.remainder, upload);
+    copy_array(u, i, stored.m, slot.m, m * size, upload);
+    copy_array(u, i, stored.v, slot.v, v * size, upload);
+    copy_array(u, i, stored.m_scales, slot.m_scales, moment_blocks(m) * sizeof(float), upload);
+    copy_array(u, i, stored.v_scales, slot.v_scales, moment_blocks(v) * sizeof(float), upload);
+    if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, m * dtype_size(grads.dtype), true); }
 }
 
-// If the norm is not finite, the operations keep moments and weights, and what is orthogonalised is never read.
+// If the norm is not finite, moments and weights stay. Newton-Schulz runs on stale scratch, and its result is not used.
 static inline void update_bucket(Update *u, int i, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;
     const UpdateBucket *b = &u->list.buckets[i];
@@ -137,29 +133,29 @@ static inline void update_bucket(Update *u, int i, const real *norm_squared, con
         break;
     case UPDATE_CLEAR: {
         size_t n = (size_t)z->layout.sharding.dp_size * muon_chunk(&z->layout, b->id);
-        z->device->enqueue_fill(u->muon.scratch, 0, n * sizeof(floatX), z->ex);
+        z->device->enqueue_fill(u->matrices, 0, n * sizeof(floatX), z->ex);
         break;
     }
     case UPDATE_MOMENTUM:
         z->ops->muon_momentum(bucket_matrix(u, b), &state, grads, norm_squared, ranges, b->count, hyper, z->ex);
         break;
-    case UPDATE_ORTHOGONALISE: muon_orthogonalise(&u->muon, b->id, b->layer); break;
+    case UPDATE_ORTHOGONALISE: muon_orthogonalise(z, u->tp, u->matrices, b->id, b->layer); break;
     case UPDATE_WEIGHTS:
         z->ops->muon_weights(&state, bucket_matrix(u, b), norm_squared, ranges, b->count,
                              muon_matrix(&z->layout, b->id).scale, hyper, z->ex);
     }
 }
 
-// Every bucket in order. scratch (muon_scratch_elements): Muon's matrices. Work enqueued from now on may read the
+// Every bucket in order. matrices: Muon's scratch, (muon_scratch_elements). Work enqueued from now on may read the
 // stored state.
-static inline void update_params(Update *u, floatX *scratch, const real *norm_squared, const StepHyper *hyper) {
+static inline void update_params(Update *u, floatX *matrices, const real *norm_squared, const StepHyper *hyper) {
     const Zero *z = u->zero;
     bool offload = z->layout.sharding.offload > 0;
-    u->muon.scratch = scratch;
+    u->matrices = matrices;
     if (offload) { copy_bucket(u, 0, true); }
     for (int i = 0; i < u->list.num_buckets; i++) {
         if (offload && i + 1 < u->list.num_buckets) { copy_bucket(u, i + 1, true); }
-        z->device->copy_wait(u->copies[i % 2], z->ex);
+        if (u->list.buckets[i].count > 0) { z->device->copy_wait(u->copies[i % 2], z->ex); }
         update_bucket(u, i, norm_squared, hyper);
         if (offload) { copy_bucket(u, i, false); }
     }

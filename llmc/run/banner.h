@@ -124,8 +124,8 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", V, a->T);
     const char *no_gpu = why_no_gpu((DeviceChoice)a->device);
     double newton_schulz = newton_schulz_share(c, &o->sharding, a->T, (double)tokens_of_update(a));
-    char share[32];
-    snprintf(share, sizeof share, "%.0f %%", 100 * newton_schulz);
+    char share[64];
+    snprintf(share, sizeof share, "%.0f %% of the model's FLOPs", 100 * newton_schulz);
     const struct {
         bool shown;
         const char *text, *value;
@@ -142,7 +142,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
          "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
         {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15,
-         "a larger -d makes Newton-Schulz cheaper: to the model's FLOPs it adds ", share},
+         "a larger -d makes Newton-Schulz cheaper: it now costs another ", share},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
         {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,

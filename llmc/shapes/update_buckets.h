@@ -5,7 +5,7 @@ AdamW       Without --offload an update bucket is all parameters at -z 0, and th
             double buffer on the device can hold its state. With Muon it is the tensors between two matrices.
 Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N orthogonalises those of
             layers r, r + N, r + 2 N, ... A round takes one of the four tensors from N layers. It has the buckets
-              clear            with several ranks: zeros, where this rank will write no element
+              clear            with several ranks: zeros, since this rank will write its own elements alone
               momentum         the update of this rank's elements
               orthogonalise    each rank the tensor of its layer (parallel/orthogonalise.h)
               weights          this rank's elements
@@ -82,7 +82,7 @@ typedef struct {
     int num_buckets, num_ranges;
 } UpdateList;
 
-// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. Muon has a matrix twice.
+// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. A matrix of Muon's has two.
 static inline size_t max_update_ranges(const ParamLayout *layout) {
     size_t updated = layout->sharding.stage < 1 ? layout->total : layout->shard;
     size_t cuts = layout->sharding.offload > 0 ? updated / update_bucket_elements(layout) : 0;
@@ -90,95 +90,87 @@ static inline size_t max_update_ranges(const ParamLayout *layout) {
            ((size_t)num_param_tensors(layout->num_layers) + cuts);
 }
 
-static inline void update_list_add(UpdateList *list, UpdateBucket bucket) {
+static inline UpdateBucket *update_list_add(UpdateList *list, UpdateBucket bucket) {
     size_t count = (size_t)list->num_buckets + 1;
     list->buckets = (UpdateBucket *)xrealloc(list->buckets, count * sizeof bucket);
-    list->buckets[list->num_buckets++] = bucket;
+    bucket.first_range = list->num_ranges;
+    list->buckets[list->num_buckets] = bucket;
+    return &list->buckets[list->num_buckets++];
 }
 
-// Adds the elements of adjacent ranges, in buckets of at most `max` elements.
-static inline void update_list_cut(UpdateList *list, UpdateBucket bucket, const UpdateRange *ranges, int num_ranges,
-                                   size_t max) {
-    const UpdateRange *last = &ranges[num_ranges - 1];
-    size_t begin = ranges[0].offset, elements = last->offset + last->count - begin, v = bucket.v;
-    for (size_t done = 0; done < elements; done += bucket.count) {
-        bucket.offset = begin + done;
-        bucket.count = elements - done < max ? elements - done : max;
-        bucket.v = v + done;
-        bucket.first_range = list->num_ranges;
-        for (int i = 0; i < num_ranges; i++) {
-            const Range range = {ranges[i].offset, ranges[i].count}, wanted = {bucket.offset, bucket.count};
-            Range both = range_intersect(range, wanted);
-            if (both.count == 0) { continue; }
-            UpdateRange *added = &list->ranges[list->num_ranges++];
-            *added = ranges[i];
-            added->tensor_offset += both.offset - range.offset;
-            added->offset = both.offset - wanted.offset;
-            added->count = both.count;
-        }
-        bucket.num_ranges = list->num_ranges - bucket.first_range;
-        update_list_add(list, bucket);
+// The bucket for the element at which `next` begins: the last one if AdamW can update both in one call, else `next`.
+static inline UpdateBucket *update_list_bucket(UpdateList *list, UpdateBucket next, size_t max) {
+    if (next.kind == UPDATE_ADAMW && list->num_buckets > 0) {
+        UpdateBucket *last = &list->buckets[list->num_buckets - 1];
+        size_t distance = next.offset - last->offset;
+        bool follows = next.param_bucket == last->param_bucket && next.v - last->v == distance;
+        if (follows && distance < max) { return last; }
+    }
+    return update_list_add(list, next);
+}
+
+// Adds a range whose first element is that of `bucket`, in buckets of at most `max` elements.
+static inline void update_list_range(UpdateList *list, UpdateBucket bucket, UpdateRange range, size_t max) {
+    for (size_t n; range.count > 0; range.count -= n) {
+        UpdateBucket *b = update_list_bucket(list, bucket, max);
+        size_t at = bucket.offset - b->offset, room = max - at;
+        n = range.count < room ? range.count : room;
+        UpdateRange *added = &list->ranges[list->num_ranges++];
+        *added = range;
+        added->offset = at;
+        added->count = n;
+        b->count = at + n;
+        b->num_ranges++;
+        bucket.offset += n;
+        bucket.v += n;
+        range.tensor_offset += n;
     }
 }
 
-static inline ParamId range_tensor(const UpdateRange *range) { return (ParamId)(range->tensor % NUM_PARAM_TENSORS); }
-
-// Adds the tensors of `ranges` that AdamW updates: adjacent ones together. `in`: the parameter bucket; 0 at stage 0
-static inline void update_list_adamw(UpdateList *list, const ParamLayout *layout, int in, const UpdateRange *ranges,
-                                     int num_ranges, size_t max) {
-    for (int i = 0, end; i < num_ranges; i = end) {
-        ParamId id = range_tensor(&ranges[i]);
-        int layer = ranges[i].tensor / NUM_PARAM_TENSORS;
-        end = i + 1;
-        if (updated_by_muon(layout, id)) { continue; }
-        while (end < num_ranges && !updated_by_muon(layout, range_tensor(&ranges[end]))) { end++; }
-        UpdateBucket bucket = {.kind = UPDATE_ADAMW, .param_bucket = in};
-        bucket.v = second_moment_at(layout, id, layer, param_updated_range(layout, id, layer, param_count(layout, id)));
-        update_list_cut(list, bucket, ranges + i, end - i, max);
-    }
-}
-
-// Adds this rank's elements of the tensors of a round.
-static inline void update_list_tensors(UpdateList *list, const ParamLayout *layout, UpdateBucket bucket, size_t max) {
-    int end = bucket.layer + layout->sharding.dp_size;
-    for (; bucket.layer < end && bucket.layer < layout->num_layers; bucket.layer++) {
+// Adds this rank's elements in parameter buckets [first, end): of the tensor bucket.id, or of all that AdamW updates.
+static inline void update_list_tensors(UpdateList *list, const ParamLayout *layout, UpdateBucket bucket, int first,
+                                       int end) {
+    size_t max = layout->sharding.offload > 0 ? update_bucket_elements(layout) : SIZE_MAX;
+    bool adamw = bucket.kind == UPDATE_ADAMW;
+    for (int b = first; b < end; b++) {
         UpdateRange ranges[LAYER_PARAMS];
-        int in = layer_bucket(bucket.layer), num_ranges = bucket_update_ranges(ranges, layout, in);
-        bucket.param_bucket = layout->sharding.stage < 1 ? 0 : in;
+        int num_ranges = bucket_update_ranges(ranges, layout, b);
+        bucket.param_bucket = layout->sharding.stage < 1 ? 0 : b;
         for (int r = 0; r < num_ranges; r++) {
-            if (range_tensor(&ranges[r]) == bucket.id) { update_list_cut(list, bucket, &ranges[r], 1, max); }
+            ParamId id = (ParamId)(ranges[r].tensor % NUM_PARAM_TENSORS);
+            if (adamw ? updated_by_muon(layout, id) : id != bucket.id) { continue; }
+            bucket.layer = ranges[r].tensor / NUM_PARAM_TENSORS;
+            bucket.offset = ranges[r].offset;
+            ParamRange range = param_updated_range(layout, id, bucket.layer, param_count(layout, id));
+            bucket.v = adamw ? second_moment_at(layout, id, bucket.layer, range) : 0;
+            update_list_range(list, bucket, ranges[r], max);
         }
     }
 }
 
-static inline void update_list_round(UpdateList *list, const ParamLayout *layout, ParamId id, int layer, size_t max) {
-    UpdateBucket bucket = {.id = id, .layer = layer};
-    bucket.kind = UPDATE_CLEAR;
-    if (layout->sharding.dp_size > 1) { update_list_add(list, bucket); }
+// Adds the round of a tensor that begins with `layer`.
+static inline void update_list_round(UpdateList *list, const ParamLayout *layout, ParamId id, int layer) {
+    UpdateBucket bucket = {.kind = UPDATE_CLEAR, .id = id, .layer = layer};
+    int ranks = layout->sharding.dp_size, left = layout->num_layers - layer, first = layer_bucket(layer);
+    int end = first + (ranks < left ? ranks : left);
+    if (ranks > 1) { update_list_add(list, bucket); }
     bucket.kind = UPDATE_MOMENTUM;
-    update_list_tensors(list, layout, bucket, max);
+    update_list_tensors(list, layout, bucket, first, end);
     bucket.kind = UPDATE_ORTHOGONALISE;
     update_list_add(list, bucket);
     bucket.kind = UPDATE_WEIGHTS;
-    update_list_tensors(list, layout, bucket, max);
+    update_list_tensors(list, layout, bucket, first, end);
 }
 
 // The update of one rank. Free buckets and ranges.
 static inline UpdateList update_list(const ParamLayout *layout) {
-    bool whole = layout->sharding.stage < 1, muon = layout->sharding.optimizer == OPTIMIZER_MUON;
-    size_t max = layout->sharding.offload > 0 ? update_bucket_elements(layout) : SIZE_MAX;
-    UpdateRange *ranges = (UpdateRange *)xmalloc((size_t)num_param_tensors(layout->num_layers) * sizeof *ranges);
-    UpdateList list = {NULL, (UpdateRange *)xmalloc(max_update_ranges(layout) * sizeof *ranges), 0, 0};
-    for (int b = 0, count = 0; b < num_buckets(layout); b++) {
-        count += bucket_update_ranges(ranges + count, layout, b);
-        if (whole && !muon && b < num_buckets(layout) - 1) { continue; }
-        update_list_adamw(&list, layout, whole ? 0 : b, ranges, count, max);
-        count = 0;
-    }
-    free(ranges);
-    for (int i = 0; muon && i < NUM_MUON_TENSORS; i++) {
+    UpdateList list = {NULL, (UpdateRange *)xmalloc(max_update_ranges(layout) * sizeof(UpdateRange)), 0, 0};
+    UpdateBucket adamw = {.kind = UPDATE_ADAMW};
+    int muon = layout->sharding.optimizer == OPTIMIZER_MUON ? NUM_MUON_TENSORS : 0;
+    update_list_tensors(&list, layout, adamw, 0, num_buckets(layout));
+    for (int i = 0; i < muon; i++) {
         for (int layer = 0; layer < layout->num_layers; layer += layout->sharding.dp_size) {
-            update_list_round(&list, layout, muon_tensors[i], layer, max);
+            update_list_round(&list, layout, muon_tensors[i], layer);
         }
     }
     return list;
