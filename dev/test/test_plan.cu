@@ -2,6 +2,7 @@
 The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figures that doc/memory.md promises, the
 activations that each -r saves, and the options that --fit and -r auto choose.
 */
+#include "llmc/memory/traffic.h"
 #include "llmc/run/fit.h"
 #include "llmc/run/ranks.h"
 #include "plan_bytes.h"
