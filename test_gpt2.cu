@@ -223,14 +223,17 @@ typedef struct {
 } State;
 
 static State copy_state(const GPT2 *m) {
-    State s = {{copy_block(m, weights(m)), copy_block(m, first_moment(m)), copy_block(m, second_moment(m))}};
+    State s = {{copy_block(m, weights(m)), copy_block(m, first_moment(m)), NULL}};
+    size_t bytes = num_second_moments(&m->layout) * sizeof(real);
+    s.block[2] = (real *)memcpy(xmalloc(bytes), second_moment(m), bytes);
     return s;
 }
 
 static bool state_is(const GPT2 *m, const State *s) {
     const real *now[] = {weights(m), first_moment(m), second_moment(m)};
+    const size_t counts[] = {m->layout.total, m->layout.total, num_second_moments(&m->layout)};
     bool same = true;
-    for (int i = 0; i < 3; i++) { same &= memcmp(now[i], s->block[i], m->layout.total * sizeof(real)) == 0; }
+    for (int i = 0; i < 3; i++) { same &= memcmp(now[i], s->block[i], counts[i] * sizeof(real)) == 0; }
     return same;
 }
 

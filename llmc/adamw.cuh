@@ -274,9 +274,9 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
             float scaled = stored_float(g[k]) * grad_scale;
             weights.set(k, adamw_weight(weights.get(k), &m[k], &v[k], scaled, range.decay, s));
         }
+        weights.template store<WHOLE>(state, i, count);  // first: rounding the moments needs its registers
         store_moment<WHOLE, M>(state, false, m, i, count, range, s);
         store_moment<WHOLE, M>(state, true, v, i, count, range, s);
-        weights.template store<WHOLE>(state, i, count);
     });
 }
 
