@@ -40,7 +40,7 @@ enum { NEWTON_SCHULZ_NORM = 8 };  // elements of scratch that hold the norm, so 
 typedef struct {
     int count;        // 3 in QKVW, one after another; else 1
     int rows, cols;   // of this rank's slice of a matrix
-    bool split_rows;  // by -tp: rows, and A is X^T X; else columns, and A is X X^T; so on one rank too
+    bool split_rows;  // -tp splits rows, and A is X^T X; else columns, and A is X X^T. The same on one rank
     real scale;       // muon_scale of the whole matrix
 } MuonMatrix;
 
