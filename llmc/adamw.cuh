@@ -19,7 +19,7 @@ Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. 
               fp32 master and moments     30 bytes = 210 instructions; the kernel has 41
               bf16 moments, remainder     18 bytes = 126 instructions; the kernel has 88
               8-bit moments, remainder    14 bytes =  98 instructions; the kernel has 141, the time of 20 bytes
-            With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 63. So memory is the limit,
+            With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 64. So memory is the limit,
             except with 8-bit moments.
 defines: cuda_adamw_update
 */
@@ -102,25 +102,29 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &
 // a lane's weights: params and their masters or remainders
 template <int WEIGHTS> struct WeightGroup {
     floatX w[ADAMW_GROUP];
-    float master[ADAMW_GROUP];
+    float master[ADAMW_GROUP];  // with params alone: what set() gave, until store() rounds it
     int16_t remainder[ADAMW_GROUP];
-    uint64_t random_bits;  // of params alone
 
     // elements [i, i + count) of the flat arrays, zeros after them
-    template <bool WHOLE>
-    __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count, const UpdateRange &range,
-                                         const StepScales &s) {
+    template <bool WHOLE> __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count) {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
             load_group<WHOLE>(master, state.master + i, count);
         } else {
             load_group<WHOLE>(w, state.params + i, count);
         }
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { load_group<WHOLE>(remainder, state.remainder + i, count); }
-        if constexpr (WEIGHTS == WEIGHTS_ALONE) { random_bits = adamw_random_bits(range, s, ROUND_WEIGHT, i); }
     }
 
     template <bool WHOLE>
-    __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count) const {
+    __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count, const UpdateRange &range,
+                                          const StepScales &s) {
+        if constexpr (WEIGHTS == WEIGHTS_ALONE) {
+            uint64_t random_bits = adamw_random_bits(range, s, ROUND_WEIGHT, i);
+            UNROLL
+            for (int k = 0; k < ADAMW_GROUP; k++) {
+                w[k] = to_floatX_stochastic(master[k], element_rounding_bits(random_bits, k));
+            }
+        }
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) { store_group<WHOLE>(state.master + i, master, count); }
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { store_group<WHOLE>(state.remainder + i, remainder, count); }
         store_group<WHOLE, true>(state.params + i, w, count);
@@ -137,13 +141,9 @@ template <int WEIGHTS> struct WeightGroup {
     }
 
     __device__ __forceinline__ void set(int k, float weight) {
-        if constexpr (WEIGHTS == WEIGHTS_ALONE) {
-            w[k] = to_floatX_stochastic(weight, element_rounding_bits(random_bits, k));
-        } else {
-            w[k] = to_floatX_half_up(weight);
-            master[k] = weight;
-            remainder[k] = remainder_of(weight);
-        }
+        w[k] = to_floatX_half_up(weight);
+        master[k] = weight;
+        remainder[k] = remainder_of(weight);
     }
 };
 
@@ -266,7 +266,7 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
         WeightGroup<WEIGHTS> weights;
         float m[ADAMW_GROUP], v[ADAMW_GROUP];
         G g[ADAMW_GROUP];
-        weights.template load<WHOLE>(state, i, count, range, s);
+        weights.template load<WHOLE>(state, i, count);
         load_moment<WHOLE, M>(m, state, false, i, count);
         load_moment<WHOLE, M>(v, state, true, i, count);
         load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
@@ -275,7 +275,7 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
             float scaled = stored_float(g[k]) * grad_scale;
             weights.set(k, adamw_weight(weights.get(k), &m[k], &v[k], scaled, range.decay, s));
         }
-        weights.template store<WHOLE>(state, i, count);  // first: rounding the moments needs its registers
+        weights.template store<WHOLE>(state, i, count, range, s);  // first: rounding the moments needs its registers
         store_moment<WHOLE, M>(state, false, m, i, count, range, s);
         store_moment<WHOLE, M>(state, true, v, i, count, range, s);
     });

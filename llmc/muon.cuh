@@ -100,13 +100,13 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
     update_sweep(ranges, 1, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
         WeightGroup<WEIGHTS> weights;
         floatX x[ADAMW_GROUP];
-        weights.template load<WHOLE>(state, i, count, range, s);
+        weights.template load<WHOLE>(state, i, count);
         load_group<WHOLE>(x, update + i - range.offset, count);
         UNROLL
         for (int k = 0; k < ADAMW_GROUP; k++) {
             weights.set(k, muon_weight(weights.get(k), to_real(x[k]), s.keep, step));
         }
-        weights.template store<WHOLE>(state, i, count);
+        weights.template store<WHOLE>(state, i, count, range, s);
     });
 }
 

@@ -3,8 +3,9 @@
 
     make bench-optimizers      (or: /usr/bin/python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
 
-Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library (libpython3-stdlib), its
-           files in a random order. Tokens are bytes; the last tenth is for validation.
+Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library, the files of all Debian
+           packages that `scripts/setup.sh all` installs, in a random order. Tokens are bytes; the last tenth is for
+           validation.
 Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. The larger model has one warmup: AdamW's
            is longer, since its best learning rates are unstable after a short one. While the best learning rate is the
            first or the last of the grid, the grid grows by another. AdamW then runs FINALISTS settings with all seeds,
@@ -12,18 +13,21 @@ Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. 
 Comparison SEEDS seeds of AdamW with all steps, and of Muon, at the best setting of seed 1, with a share of the steps.
            Each share has a whole cosine schedule, and as many warmup steps as the whole run. The share at which Muon
            has AdamW's loss is interpolated, for each seed on its own.
-Noise      The same command gives the same bits, so the seeds are the only noise. A seed sets the initial weights and
+Noise      The same command gives the same bits on the same CPU, so the seeds are the only noise. Another kind of CPU
+           sums in another order, and with `-f auto` multiplies in bf16 or in fp32. A seed sets the initial weights and
            the order of the data, the same for both optimizers: seeds are paired.
 
 Variants   --variant NAME, with --program for another build and --flags for other flags: Muon's best setting with all
            seeds, paired with plain Muon. A variant pays if it gains more than the deviation of the seeds.
 
 Two runs of one thread each run at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run
-again: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md, with the time of a step on this CPU.
+again on the same text: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md, with the time of a
+step on this CPU.
 """
 import argparse
 import concurrent.futures
 import glob
+import hashlib
 import json
 import math
 import os
@@ -74,11 +78,16 @@ class Runs:
     def __init__(self, texts):
         self.texts, self.lock, self.done = texts, threading.Lock(), {}
         self.program, self.flags = os.path.join(ROOT, "train_gpt2"), []  # of a variant
+        self.sums = {}
+        for name, path in texts.items():
+            with open(path, "rb") as text:
+                self.sums[name] = hashlib.sha256(text.read()).hexdigest()[:16]
         if os.path.exists(RUNS):
             with open(RUNS) as lines:
                 for line in lines:
                     run = json.loads(line)
-                    self.done[tuple(run["key"])] = run["val"]
+                    if run["text"] == self.sums[run["key"][0]]:
+                        self.done[tuple(run["key"])] = run["val"]
 
     def run(self, key):
         """[[step, validation loss], ...] of a run"""
@@ -99,7 +108,7 @@ class Runs:
         with self.lock:
             self.done[key] = val
             with open(RUNS, "a") as out:
-                out.write(json.dumps({"key": key, "val": val}, separators=(",", ":")) + "\n")
+                out.write(json.dumps({"key": key, "text": self.sums[text], "val": val}, separators=(",", ":")) + "\n")
         return val
 
     def losses(self, keys):
@@ -232,8 +241,8 @@ def report(runs):
     """the whole of dev/results/optimizers.md"""
     lines = ["# Muon and AdamW", "",
              "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
-             "same bits again, so the seeds are the only noise. kjv is the King James Bible, python Python's standard "
-             "library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
+             "same bits on the same CPU, so the seeds are the only noise. kjv is the King James Bible, python Python's "
+             "standard library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
     for model in STEPS:
         for text in runs.texts:
             lines += compare(runs, text, model)
