@@ -102,7 +102,7 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &
 // a lane's weights: params and their masters or remainders
 template <int WEIGHTS> struct WeightGroup {
     floatX w[ADAMW_GROUP];
-    float master[ADAMW_GROUP];  // with params alone: what set() gave, until store() rounds it
+    float master[ADAMW_GROUP];  // with params alone: the new weights, which store() rounds
     int16_t remainder[ADAMW_GROUP];
 
     // elements [i, i + count) of the flat arrays, zeros after them

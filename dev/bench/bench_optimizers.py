@@ -3,8 +3,8 @@
 
     make bench-optimizers      (or: /usr/bin/python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
 
-Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library, the files of all Debian
-           packages that `scripts/setup.sh all` installs, in a random order. Tokens are bytes; the last tenth is for
+Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library after `scripts/setup.sh
+           all`, which adds modules to it, its files in a random order. Tokens are bytes; the last tenth is for
            validation.
 Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. The larger model has one warmup: AdamW's
            is longer, since its best learning rates are unstable after a short one. While the best learning rate is the
