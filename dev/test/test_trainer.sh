@@ -395,7 +395,7 @@ report "-f auto rounds the inputs where the CPU multiplies bf16, and a resumed r
     run 0 "${rounding[@]}" -x 4 -n 4 -f auto -o chosen
     f=1 && ! grep -q ', bf16 inputs' "$out" || f=2
     equal "$(flag chosen matmul-precision)" $f
-    for f in 1 $f; do run 0 "${rounding[@]}" -x 8 -n 4 -f "$f" -o "whole_$f"; done
+    for f in $(seq $f); do run 0 "${rounding[@]}" -x 8 -n 4 -f "$f" -o "whole_$f"; done
     cp -r whole_1 rest && rm -r rest/*_00000008
     equal "$(losses chosen)" "$(losses "whole_$f" | head -n 4)"
     run 0 -i text -o rest -y 1 -x 8 -n 8 -f auto
