@@ -516,7 +516,7 @@ static void check_ten_steps(const Golden *g, const char *name, ModelOptions opti
     gpt2_free(&m);
 }
 
-// As check_ten_steps. The keys' bias is AdamW's too.
+// As check_ten_steps. The keys' bias keeps its initial value here too: AdamW updates it, and its gradient is 0.
 static void check_ten_steps_of_muon(const Golden *g, const char *name, ModelOptions options) {
     const Tolerance *limit = tolerance_of(options);
     GPT2 m;

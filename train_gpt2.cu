@@ -692,7 +692,6 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// AdamW, or Muon and AdamW
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
     // norm += 0 * loss: NaN if the loss is not finite, and a step whose norm is NaN is skipped
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);

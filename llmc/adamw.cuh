@@ -14,14 +14,15 @@ Bits        An element depends on itself and the scale of its block alone: the s
             reference's bits, since nvcc rounds division and square root correctly by default.
 Norm        The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are
             arguments.
-Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. Per parameter, on the shortest way
-            through sm_90's code:
+Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. Per parameter, on the shortest path
+            through the sm_90 code:
               fp32 master and moments     30 bytes = 210 instructions; the kernel has 41
               bf16 moments, remainder     18 bytes = 126 instructions; the kernel has 88
               8-bit moments, remainder    14 bytes =  98 instructions; the kernel has 141, the time of 20 bytes
             With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 64. So memory is the limit,
             except with 8-bit moments.
-defines: cuda_adamw_update
+defines: ADAMW_THREADS, ADAMW_GROUP, load_group, store_group, WeightGroup, load_moment, store_moment, update_sweep,
+         cuda_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"

@@ -19,7 +19,8 @@ Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: StepScales, step_scales, adamw_grad_scale, adamw_weight, view_element, reference_adamw_update
+defines: StepScales, step_scales, adamw_grad_scale, adamw_weight, view_element, reference_rounding_bits,
+         reference_weight, reference_weight_store, reference_moment, reference_moment_store, reference_adamw_update
 */
 #pragma once
 #include "llmc/common/rng.h"

@@ -1,7 +1,8 @@
 /*
 AdamW on the CPU: tiles of elements that stay in the L1 cache, and loops that compilers vectorise. The bits are those of
 reference_adamw_update, which has the formulas.
-defines: cpu_adamw_update
+defines: ADAMW_TILE, tile_of, tile_of_weights, tile_size, tile_of_moment, tile_store_weights, tile_store_moment,
+         cpu_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"

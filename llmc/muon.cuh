@@ -2,7 +2,7 @@
 Muon on the GPU, in adamw.cuh's groups of four elements. The formulas are in muon.h; the bits of momentum and weights
 are the textbook's.
   muon_momentum_kernel    a warp updates a block of moments: m, and u in floatX
-  muon_normalise_kernel   a matrix by its norm, which is on the device
+  muon_normalise_kernel   divides a matrix by its norm, which it reads on the GPU
   muon_polynomial_kernel  a I + b A + c A^2, over A^2
   muon_weights_kernel     weights from the orthogonalised update
 Bytes       as in muon.h. The norm and the normalised matrix move 3 elements for each of the matrix, a polynomial 3 for

@@ -220,6 +220,8 @@ def main():
         stop(f"--stages takes some of 0,1,2,3; found {given.stages}")
     if given.d % (given.b * given.t):
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
+    if "muon" in flags or "--optimizer=muon" in flags:
+        stop("--optimizer muon sends matrices that these formulas do not count; make predict has one GPU's time")
     given.recomputes = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
         "--recompute=4" in flags
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # whether the program has -tp

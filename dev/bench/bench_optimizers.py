@@ -17,12 +17,9 @@ Noise      The same command gives the same bits on the same CPU, so the seeds ar
            sums in another order, and with `-f auto` multiplies in bf16 or in fp32. A seed sets the initial weights and
            the order of the data, the same for both optimizers: seeds are paired.
 
-Variants   --variant NAME, with --program for another build and --flags for other flags: Muon's best setting with all
-           seeds, paired with plain Muon. A variant pays if it gains more than the deviation of the seeds.
-
-Two runs of one thread each run at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run
-again on the same text: a stopped benchmark goes on where it was. Writes dev/results/optimizers.md, with the time of a
-step on this CPU.
+Two single-threaded runs at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run again
+on the same text: a stopped benchmark resumes where it stopped, even on another kind of CPU. Writes
+dev/results/optimizers.md, with the time of a step on this CPU.
 """
 import argparse
 import concurrent.futures
@@ -77,7 +74,6 @@ class Runs:
 
     def __init__(self, texts):
         self.texts, self.lock, self.done = texts, threading.Lock(), {}
-        self.program, self.flags = os.path.join(ROOT, "train_gpt2"), []  # of a variant
         self.sums = {}
         for name, path in texts.items():
             with open(path, "rb") as text:
@@ -93,15 +89,13 @@ class Runs:
         """[[step, validation loss], ...] of a run"""
         if key in self.done:
             return self.done[key]
-        text, model, optimizer, warmup, rate, decay, share, seed = key[:8]
+        text, model, optimizer, warmup, rate, decay, share, seed = key
         steps = round(STEPS[model] * share)
         with tempfile.TemporaryDirectory() as folder:
-            variant = len(key) > 8
-            program = self.program if variant else os.path.join(ROOT, "train_gpt2")
-            command = [program, "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps), "-l", str(rate),
-                       "-u", str(round(STEPS[model] * warmup)), "-q", "0.1", "-c", str(decay), "-m", "25", "-s", "0",
-                       "-v", str(STEPS[model] // 6), "--seed", str(seed), "--threads", "1", "-f", "auto",
-                       "--optimizer", optimizer, "-o", os.path.join(folder, "run"), *(self.flags if variant else [])]
+            command = [os.path.join(ROOT, "train_gpt2"), "-i", self.texts[text], "-e", model, *BATCH,
+                       "-x", str(steps), "-l", str(rate), "-u", str(round(STEPS[model] * warmup)), "-q", "0.1",
+                       "-c", str(decay), "-m", "25", "-s", "0", "-v", str(STEPS[model] // 6), "--seed", str(seed),
+                       "--threads", "1", "-f", "auto", "--optimizer", optimizer, "-o", os.path.join(folder, "run")]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with open(os.path.join(folder, "run/metrics.jsonl")) as metrics:
                 val = [[m["step"], m["val_loss"]] for m in map(json.loads, metrics) if "val_loss" in m]
@@ -198,27 +192,6 @@ def compare(runs, text, model):
     return lines + [""]
 
 
-def compare_variant(runs, text, model, name):
-    """a line of the report: plain Muon's loss less the variant's, at plain Muon's best setting"""
-    grid = tune(runs, text, model, "muon")
-    keys = [(text, model, "muon", *min(grid, key=grid.get), 1.0, seed) for seed in range(1, SEEDS + 1)]
-    plain, other = runs.losses(keys), runs.losses([(*key, name) for key in keys])
-    gain = [a - b for a, b in zip(plain, other)]
-    pays = "yes" if statistics.mean(gain) > statistics.stdev(plain) else "no"
-    return (f"| {name} | {text}, {model} | {mean_sd(plain)} | {mean_sd(other)} | {mean_sd(gain)} | "
-            f"{p_value(gain):.2g} | {pays} |")
-
-
-def variants(runs):
-    """lines of the report: the variants whose runs are finished"""
-    finished = sorted({(key[8], key[0], key[1]) for key in runs.done if len(key) > 8})
-    return ["## Variants of Muon", "",
-            "Each alone, at Muon's best setting, with the same seeds. It pays if it gains more than the deviation of "
-            "the seeds.", "", "| variant | runs | loss of Muon | loss of the variant | gain | p | pays |",
-            "|---|---|---|---|---|---|---|", *(compare_variant(runs, text, model, name)
-                                              for name, text, model in finished), ""]
-
-
 def cost(text, rounds=7, steps=30):
     """lines of the report: time of a step with either optimizer, in turns"""
     trainer, micro_batches = os.path.join(ROOT, "train_gpt2"), 11
@@ -232,7 +205,7 @@ def cost(text, rounds=7, steps=30):
     ms = {o: f"{statistics.median(t):.1f} ({min(t):.1f} to {max(t):.1f})" for o, t in times.items()}
     return ["## Cost on a CPU", "",
             f"{cpu_name()}, load {load:.1f}; l4h4c128, -b 12 -t 64, {micro_batches * 768} tokens an update, 2 threads; "
-            f"medians of {rounds} rounds of {steps} steps, in turns (least to most).", "",
+            f"medians of {rounds} rounds of {steps} steps, in turns (min to max).", "",
             f"AdamW {ms['adamw']} ms, Muon {ms['muon']} ms: {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
             f"{max(ratios):.3f}).", ""]
 
@@ -241,28 +214,23 @@ def report(runs):
     """the whole of dev/results/optimizers.md"""
     lines = ["# Muon and AdamW", "",
              "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
-             "same bits on the same CPU, so the seeds are the only noise. kjv is the King James Bible, python Python's "
-             "standard library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
+             "same bits on the same CPU, so the seeds are the only noise. Runs that were finished on another kind of CPU "
+             "are kept; some multiply in bf16, some in fp32. kjv is the King James Bible, python Python's standard "
+             "library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
     for model in STEPS:
         for text in runs.texts:
             lines += compare(runs, text, model)
-    return lines + variants(runs) + cost(runs.texts["kjv"])
+    return lines + cost(runs.texts["kjv"])
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help="print one text and size, as in kjv/l4h4c128")
-    parser.add_argument("--variant", help="name of a variant of Muon: run it at the text and size of --only")
-    parser.add_argument("--program", help="of the variant; default ./train_gpt2")
-    parser.add_argument("--flags", default="", help="of the variant, as in '-k linear -q 0'")
     args = parser.parse_args()
     folder = os.path.join(ROOT, "build/text")
     kjv = subprocess.check_output([os.path.join(ROOT, "scripts/text.sh"), folder], text=True).strip()
     runs = Runs({"kjv": kjv, "python": python_text(folder)})
-    runs.program, runs.flags = args.program or runs.program, args.flags.split()
-    if args.variant:
-        print(compare_variant(runs, *args.only.split("/"), args.variant))
-    elif args.only:
+    if args.only:
         print("\n".join(compare(runs, *args.only.split("/"))))
     else:
         with open(os.path.join(ROOT, "dev/results/optimizers.md"), "w") as out:

@@ -10,7 +10,7 @@ larger than the GPU too, since several GPUs may share the plan.
 
 The trainer itself records the step: this program is the trainer with another main, compiled for the emulator.
 In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
-  launches    kernels, copies and fills in the CUDA graph of each micro-step, of the norm and of AdamW
+  launches    kernels, copies and fills in the CUDA graph of each micro-step, of the norm and of the update
   bytes       and FLOPs: of every call of an operation, as ops.h describes it
   fused       cuBLASLt is taken to have every epilogue that matmul.cuh asks for
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
@@ -57,6 +57,8 @@ static const struct {
                    {"classifier", CLASSIFIERS},
                    {"loss_sum", CLASSIFIERS},
                    {"embedding", EMBEDDINGS},
+                   {"muon_normalise", NEWTON_SCHULZ},
+                   {"muon_polynomial", NEWTON_SCHULZ},
                    {"", UPDATES}};
 
 // the same call, `times` in an update
@@ -161,8 +163,7 @@ static Group group_of(const OpCall *call, const Recorder *r) {
     int i = 0;
     while (strncmp(call->op, group_words[i].word, strlen(group_words[i].word)) != 0) { i++; }
     Group group = group_words[i].group;
-    bool between = strcmp(call->op, "muon_normalise") == 0 || strcmp(call->op, "muon_polynomial") == 0;
-    if (between || (group == BLOCK_MATMULS && r->part == UPDATE)) { return NEWTON_SCHULZ; }
+    if (group == BLOCK_MATMULS && r->part == UPDATE) { return NEWTON_SCHULZ; }
     return group == BLOCK_MATMULS && (out ? out : dout)->cols == (size_t)m->local.vocab ? HEAD_MATMULS : group;
 }
 

@@ -3,6 +3,13 @@
 
     /usr/bin/python3 dev/oracle/converge.py --init init.safetensors --batches train.i32 --val val.i32
 
+20 steps of Muon, and how far the losses and weights of train_gpt2 are from PyTorch's:
+
+    flags='-i my.txt -e l4h4c128 -b 12 -t 64 -x 20 -l 1e-3 -u 5 -q 0.1 -c 0.1 -m 1 -v 20 -s 0 --optimizer muon'
+    build/bench/dump_run dump $flags && ./train_gpt2 $flags -n 20 -o run
+    /usr/bin/python3 dev/oracle/converge.py --init dump/step_00000000/model.safetensors --batches dump/train.i32 \
+        --steps 20 --warmup 5 --optimizer muon_fp32 --run run
+
 nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as tokens. 2000 steps see 1.5 M tokens
 (2000 * 12 * 64); at 0.84 M parameters that is 6 N D = 7.7 TFLOP, about a minute on two cores.
 
@@ -42,7 +49,7 @@ def parse_arguments():
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "muon", "muon_fp32"],
                         help="muon: torch.optim.Muon, with products in bf16; muon_fp32: its code in float32")
-    parser.add_argument("--weights", help="safetensors of the other trainer after the last step, to compare")
+    parser.add_argument("--run", help="folder of the other trainer's run, to compare losses and final weights")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
@@ -113,8 +120,12 @@ def main():
             val_losses = [model(*split(batch, args.device))[1].item()
                           for batch in read_batches(args.val, args.B, args.T)]
         result["val_loss"] = float(np.mean(val_losses))
-    if args.weights:
-        result["weights_off"] = max(weight_errors(model, read_tensors(args.weights)).values())
+    if args.run:
+        with open(f"{args.run}/metrics.jsonl") as metrics:
+            others = [step["loss"] for step in map(json.loads, metrics) if "loss" in step]
+        weights = read_tensors(f"{args.run}/step_{args.steps:08}/model.safetensors")
+        result["losses_off"] = max(abs(a / b - 1) for a, b in zip(losses, others, strict=True))
+        result["weights_off"] = max(weight_errors(model, weights).values())
     print(json.dumps(result))
 
 

@@ -38,6 +38,7 @@ same_for() {
 }
 
 preset="-e l2h4c128 -b 12 -t 64" odd="-e l2h3c99 -b 3 -t 37 -d 333" wide="-e l1h12c768 -b 2 -t 64"
+muon="--optimizer muon"
 # $preset and the others are several words
 # shellcheck disable=SC2086
 {
@@ -45,16 +46,16 @@ preset="-e l2h4c128 -b 12 -t 64" odd="-e l2h3c99 -b 3 -t 37 -d 333" wide="-e l1h
         name=${program##*/}
         [ -x "$program" ] || { skip "$program, which make test-all builds" 1 "$name" && continue; }
         report "$name: 1, 2, 3 and 5 threads" "$(
-            for shape in "$preset" "$odd" "$wide"; do same_for "2 3 5" "$program" $shape; done
+            for shape in "$preset" "$odd" "$wide" "$preset $muon"; do same_for "2 3 5" "$program" $shape; done
         )"
     done
     report "1 and 3 threads, recomputed, and with small optimizer state" "$(
         same_for 3 "$trainer" $odd -r 4
         same_for 3 "$trainer" $odd --moments 8bit
-        same_for 3 "$trainer" $odd --optimizer muon
+        same_for 3 "$trainer" $odd $muon
     )"
     report "1, 2 and 3 threads with -f 2" "$(
-        for shape in "$preset" "$odd" "$wide"; do same_for "2 3" "$trainer" $shape -f 2; done
+        for shape in "$preset" "$odd" "$wide" "$preset $muon"; do same_for "2 3" "$trainer" $shape -f 2; done
     )"
     report "the same command twice, with 3 threads" "$(
         for shape in "$preset" "$odd"; do

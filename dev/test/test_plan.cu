@@ -107,6 +107,14 @@ TEST(test_muon_has_one_moment) {
     codes.moments = DT_U8;
     assert_under("1558M, B 4, -r 4 -om bf16, Muon", planned(&gpt2_1558m, bf16_moments, NUM_LIFETIMES), 12.65 * 1024);
     assert_under("1558M, B 4, -r 4 -om 8bit, Muon", planned(&gpt2_1558m, codes, NUM_LIFETIMES), 11.2 * 1024);
+    // doc/parallel.md
+    ModelOptions sharded = training(4, 4, 1);
+    sharded.moments = DT_F32;
+    sharded.sharding.dp_size = 64;
+    sharded.sharding.stage = 1;
+    assert_under("1558M, B 4, -r 4 -z 1 -pn 64, AdamW", planned(&gpt2_1558m, sharded, NUM_LIFETIMES), 6.95 * 1024);
+    sharded.sharding.optimizer = OPTIMIZER_MUON;
+    assert_under("1558M, B 4, -r 4 -z 1 -pn 64, Muon", planned(&gpt2_1558m, sharded, NUM_LIFETIMES), 8.05 * 1024);
 }
 
 // for 524,288 tokens: 5 ranks have up to 10 of 48 layers; -tp divides all but A^2, 12 of 60 matmuls of (C,C,C) a layer

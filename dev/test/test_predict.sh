@@ -48,6 +48,14 @@ expect("all", total["flops"], matmuls + attention)
 expect("traffic.h, the step", total["flops_per_token"] * N, matmuls + attention)
 expect("traffic.h, the model", total["model_flops_per_token"] * N, matmuls + attention * 6 // 7)'
 )"
+report "Muon: FLOPs of Newton-Schulz, five steps of three products for six matrices a layer" "$(
+    record -e l2h2c128 -b 2 -t 64 -d 128 --optimizer muon
+    judge '
+L, C = 2, 128
+square, wide = 5 * 3 * 2 * C**3, 5 * (2 * 2 * C * C * 4 * C + 2 * C**3)
+found = sum(c["flops"] * c["times"] for c in calls if c["group"] == "Newton-Schulz")
+expect("FLOPs", found, L * (4 * square + 2 * wide))'
+)"
 report "bytes of a small model" "$(
     record -e l2h2c128 -b 2 -t 64 -d 128 -r 0 -w none
     judge '

@@ -508,6 +508,14 @@ if [ -x "$emulated" ]; then
             close_run "muon_two${flags// /}" muon_one 1e-4
         done
     )"
+    report "emulated kernels on 7 ranks, of which the last has no parameters to update" "$(
+        trainer=$emulated
+        export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune_7
+        for offload in 0 1; do
+            run 0 7 "${tiny[@]}" -e l1h1c4 -b 1 -d 56 -z 1 --offload $offload -o "rest_$offload"
+        done
+        same_run rest_0 rest_1 step_00000002
+    )"
     # each emulated GPU has 8 GiB, of which a plan may take 7680 MiB, and all have one PCI bus id
     sharing=("$emulated" -i text -e l90h16c1024 -b 1 -t 16 -s 0 -d 32)
     report "ranks that share a GPU divide its memory" "$(

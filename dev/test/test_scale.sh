@@ -46,6 +46,10 @@ refusal=$(row 2 -b 12 2>&1 >/dev/null)
 report "an error for -b that does not divide -d" "$(
     grep -q 'not a multiple of -b' <<<"$refusal" || echo "found '$refusal'"
 )"
+refusal=$(row 2 --optimizer muon 2>&1 >/dev/null)
+report "an error for Muon, whose communication is not counted" "$(
+    grep -q '^scale.py: .*--optimizer muon' <<<"$refusal" || echo "found '$refusal'"
+)"
 refusal=$(scripts/scale.py -e d12 -b 16 --gpu h300 2>&1 >/dev/null)
 report "an error for a GPU without a row" "$(
     grep -q '^scale.py: .*--gpu h300: expected h200' <<<"$refusal" || echo "found '$refusal'"

@@ -110,14 +110,16 @@ report "a resumed run equals an uninterrupted one" "$(
     equal "$(metrics resumed)" "$(metrics whole)"
 )"
 report "a resumed run of Muon equals an uninterrupted one" "$(
-    run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit -o muon
+    run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit -o muon_95
+    run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit --muon-momentum 0.5 -o muon
+    differ muon/step_00000006/model.safetensors muon_95/step_00000006/model.safetensors
     cp -r muon muon_resumed && rm -r muon_resumed/step_00000006
     run 0 -o muon_resumed -y 1
     matches "$out" "^resumed +at step 3"
     for file in model.safetensors optimizer.safetensors; do
         same muon/step_00000006/$file muon_resumed/step_00000006/$file
     done
-    rm -r muon muon_resumed
+    rm -r muon muon_95 muon_resumed
 )"
 report "a resumed run needs no flags but -o" "$(
     rm -r resumed/step_00000006
@@ -532,6 +534,10 @@ EOF
 )"
 # total: MiB of the last --plan, on the device
 total() { awk '/^total on the device/ { print $NF }' "$out"; }
+report "--plan has Muon's share of the FLOPs" "$(
+    run 0 --plan -e d12 -b 4 -t 1024 -d 524288 --optimizer muon
+    says "$out" "Newton-Schulz adds 0.39 % to the model's FLOPs for an update of 524288 tokens"
+)"
 report "--plan -r all has the line of each level" "$(
     # levels: -r, total, state, saved activations and scratch of each level's own --plan
     levels=$(for level in 0 1 2 3 4; do

@@ -19,7 +19,7 @@ mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts
 reports the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
 --kill-on-bad-exit).
 comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
-for AdamW, because NCCL also keeps the launch order between communicators.
+for the update, because NCCL also keeps the launch order between communicators.
 */
 #pragma once
 #include "llmc/parallel/comm.h"

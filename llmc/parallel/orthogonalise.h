@@ -5,9 +5,9 @@ A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs wh
                its tensor: all other terms are zeros, so the order of the sum does not matter.
   -tp t        A rank has a slice: some rows of q, k, v and fcw, some columns of attprojw and fcprojw. A is the sum of
                the slices' X^T X or X X^T, (C,C) either way: an all-reduce in each step. Every rank squares it.
-Then the results are all-gathered, and each rank updates its elements. If N ranks do not divide the layers, some have no
-tensor in the last round of each kind. They orthogonalise zeros, because the ranks autotune matmuls together, in the
-same order.
+Then the results are all-gathered, and each rank updates its elements. If N does not divide the layers, some of the N
+ranks have no tensor in the last round of each kind. They orthogonalise zeros: ranks autotune matmuls together, so all
+must make the same calls in the same order.
 defines: newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once

@@ -152,7 +152,7 @@ static inline void update_params(Update *u, floatX *matrices, const real *norm_s
     const Zero *z = u->zero;
     bool offload = z->layout.sharding.offload > 0;
     u->matrices = matrices;
-    if (offload) { copy_bucket(u, 0, true); }
+    if (offload && u->list.num_buckets > 0) { copy_bucket(u, 0, true); }  // a shard may be all padding
     for (int i = 0; i < u->list.num_buckets; i++) {
         if (offload && i + 1 < u->list.num_buckets) { copy_bucket(u, i + 1, true); }
         if (u->list.buckets[i].count > 0) { z->device->copy_wait(u->copies[i % 2], z->ex); }

@@ -101,7 +101,7 @@ static const struct {
     int value;
     const char *flag;
 } ladder[] = {
-    {ARG(zero), 1, "-z 1"},            // none: sends as many bytes as -z 0
+    {ARG(zero), 1, "-z 1"},            // none with AdamW: as many bytes as -z 0. Muon has a reduce-scatter of its own
     {ARG(recompute), 0, "-r 0"},       // none
     {ARG(recompute), 1, "-r 1"},       // GELU again: one pass over memory
     {ARG(recompute), 2, "-r 2"},       // layernorms too: two more passes

@@ -5,13 +5,13 @@ AdamW       Without --offload an update bucket is all parameters at -z 0, and th
             double buffer on the device can hold its state. With Muon it is the tensors between two matrices.
 Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N orthogonalises those of
             layers r, r + N, r + 2 N, ... A round takes one of the four tensors from N layers. It has the buckets
-              clear            with several ranks: zeros, since this rank will write its own elements alone
+              clear            zeros in the scratch, of which this rank writes its own elements; not on one rank
               momentum         the update of this rank's elements
               orthogonalise    each rank the tensor of its layer (parallel/orthogonalise.h)
               weights          this rank's elements
             With --offload a tensor may have several buckets of momentum and of weights.
 defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
-         muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
+         NEWTON_SCHULZ_NORM, muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -52,7 +52,7 @@ static inline MuonMatrix muon_matrix(const ParamLayout *layout, ParamId id) {
     return m;
 }
 
-// elements from a tensor of a round to the next
+// elements of scratch that a tensor of a round takes
 static inline size_t muon_chunk(const ParamLayout *layout, ParamId id) { return param_align(param_count(layout, id)); }
 
 // Elements of scratch of an update: the tensors of a round, and newton_schulz's
@@ -82,7 +82,8 @@ typedef struct {
     int num_buckets, num_ranges;
 } UpdateList;
 
-// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. A matrix of Muon's has two.
+// The maximum number of update ranges of any rank: one a tensor, and one more for each cut. Muon's tensors have two,
+// for momentum and for weights.
 static inline size_t max_update_ranges(const ParamLayout *layout) {
     size_t updated = layout->sharding.stage < 1 ? layout->total : layout->shard;
     size_t cuts = layout->sharding.offload > 0 ? updated / update_bucket_elements(layout) : 0;
