@@ -486,10 +486,10 @@ report "a checkpoint that one rank cannot write" "$(
 # ---- emulated kernels: collectives staged through the host
 
 if [ -x "$emulated" ]; then
+    export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune  # so that all runs use the same algorithms
     tiny=(-i text -e l2h1c8 -t 8 -d 32 -v 0 -s 0 -x 2 -n 2)
     report "emulated kernels on 2 ranks" "$(
         trainer=$emulated
-        export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune  # so that all runs use the same algorithms
         run 0 1 "${tiny[@]}" -b 4 -o emulated_one
         run 0 2 "${tiny[@]}" -b 2 -o first
         for stage in 0 2 3; do
@@ -510,7 +510,6 @@ if [ -x "$emulated" ]; then
     )"
     report "emulated kernels on 7 ranks, of which the last has no parameters to update" "$(
         trainer=$emulated
-        export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune_7
         for offload in 0 1; do
             run 0 7 "${tiny[@]}" -e l1h1c4 -b 1 -d 56 -z 1 --offload $offload -o "rest_$offload"
         done
