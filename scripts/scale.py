@@ -33,7 +33,8 @@ A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nv
                -z 2   G max(0, s(R / G) - 2/3 m) + max(0, s(W) - 1/3 m)
                -z 3   G (max(0, s(R / G) + s(W / 2 G) - 2/3 m) + max(0, s(W / 2 G) - 1/3 m))   half of W in each
   step         G (m + w) + exposed + update / t (/ dp from -z 1 on)
-Left out: links shared with other jobs, stragglers, reading data, checkpoints, and lower clocks when all GPUs are busy.
+Left out: Muon's exchange of matrices (--optimizer muon is an error), links shared with other jobs, stragglers, reading
+data, checkpoints, and lower clocks when all GPUs are busy.
 A prediction is as good as the measured numbers; trust the order of layouts more than the milliseconds.
 """
 import argparse

@@ -13,9 +13,9 @@ Tuning     a grid of learning rates, two weight decays and two warmups, seed 1. 
 Comparison SEEDS seeds of AdamW with all steps, and of Muon, at the best setting of seed 1, with a share of the steps.
            Each share has a whole cosine schedule, and as many warmup steps as the whole run. The share at which Muon
            has AdamW's loss is interpolated, for each seed on its own.
-Noise      The same command gives the same bits on the same CPU, so the seeds are the only noise. Another kind of CPU
-           sums in another order, and with `-f auto` multiplies in bf16 or in fp32. A seed sets the initial weights and
-           the order of the data, the same for both optimizers: seeds are paired.
+Noise      A seed sets the initial weights and the order of the data, the same for both optimizers: seeds are paired.
+           The same command gives the same bits on the same CPU, so the seeds are the only noise there. Another kind of
+           CPU sums in another order, and with `-f auto` multiplies in bf16 or in fp32.
 
 Two single-threaded runs at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run again
 on the same text: a stopped benchmark resumes where it stopped, even on another kind of CPU. Writes
@@ -214,9 +214,10 @@ def report(runs):
     """the whole of dev/results/optimizers.md"""
     lines = ["# Muon and AdamW", "",
              "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
-             "same bits on the same CPU, so the seeds are the only noise. Runs that were finished on another kind of CPU "
-             "are kept; some multiply in bf16, some in fp32. kjv is the King James Bible, python Python's standard "
-             "library. A run with a share of the tokens has the whole warmup and a schedule of its own.", ""]
+             "same bits on the same CPU, so the seeds are the only noise there. Runs that another kind of CPU finished "
+             "are kept, and differ by the order of sums and by bf16 or fp32 products. "
+             "kjv is the King James Bible, python Python's standard library. A run with a share of the tokens has the "
+             "whole warmup and a schedule of its own.", ""]
     for model in STEPS:
         for text in runs.texts:
             lines += compare(runs, text, model)

@@ -109,7 +109,7 @@ report "a resumed run equals an uninterrupted one" "$(
     done
     equal "$(metrics resumed)" "$(metrics whole)"
 )"
-report "a resumed run of Muon equals an uninterrupted one" "$(
+report "Muon has the momentum of --muon-momentum, and a resumed run equals an uninterrupted one" "$(
     run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit -o muon_95
     run 0 "${full[@]}" -x 6 --optimizer muon -om 8bit --muon-momentum 0.5 -o muon
     differ muon/step_00000006/model.safetensors muon_95/step_00000006/model.safetensors
