@@ -215,9 +215,9 @@ def report(runs):
     lines = ["# Muon and AdamW", "",
              "`make bench-optimizers` wrote this; dev/bench/bench_optimizers.py says how. The same command gives the "
              "same bits on the same CPU, so the seeds are the only noise there. Runs that another kind of CPU finished "
-             "are kept, and differ by the order of sums and by bf16 or fp32 products. "
-             "kjv is the King James Bible, python Python's standard library. A run with a share of the tokens has the "
-             "whole warmup and a schedule of its own.", ""]
+             "are kept, and differ by the order of sums and by bf16 or fp32 products. kjv is the King James Bible, "
+             "python Python's standard library. A run with a share of the tokens has the whole warmup and a schedule "
+             "of its own.", ""]
     for model in STEPS:
         for text in runs.texts:
             lines += compare(runs, text, model)
