@@ -695,7 +695,7 @@ static void gpt2_norm(GPT2 *m) {
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
     // norm += 0 * loss: NaN if the loss is not finite, and a step whose norm is NaN is skipped
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
-    floatX *matrices = scratch_acquire(&m->mlp_scratch, "matrices", muon_scratch_elements(&m->layout));
+    floatX *matrices = scratch_acquire(&m->mlp_scratch, "Muon's matrices", muon_scratch_elements(&m->layout));
     update_params(&m->update, matrices, m->norm_squared, hyper);
     scratch_release(&m->mlp_scratch);
     zero_params_changed(&m->zero);

@@ -77,7 +77,7 @@ static __global__ void __launch_bounds__(ADAMW_THREADS) muon_polynomial_kernel(f
     wait_for_previous_kernel();
     size_t stride = static_cast<size_t>(gridDim.x) * ADAMW_THREADS, n = static_cast<size_t>(m) * m;
     for (size_t i = blockIdx.x * ADAMW_THREADS + threadIdx.x; i < n; i += stride) {
-        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i / m == i % m));
+        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i % (m + 1) == 0));
     }
 }
 

@@ -9,7 +9,8 @@ A step of Newton-Schulz replaces each singular value x of X by a x + b x^3 + c x
 fast: after five steps, all above 0.002 are between 0.68 and 1.2, so all directions of u have about equal weight. The
 factor 0.2 sqrt(max(rows, cols)) gives the step AdamW's size, about 0.2 lr an element, so AdamW's learning rate and
 weight decay carry over (Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, equation 4).
-A = X^T X;  X = X (a I + b A + c A^2) gives the same numbers, and is cheaper with more rows than columns.
+A = X^T X;  X = X (a I + b A + c A^2) gives the same numbers, and is cheaper with more rows than columns:
+split_rows of MuonMatrix (shapes/update_buckets.h) chooses.
 Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are real. The matmuls' inputs are rounded
             as the model's (-f). m and w: as in adamw.h
 Storage     m as AdamW's, and no v
@@ -83,7 +84,7 @@ static inline void reference_muon_normalise(floatX *out, const floatX *in, const
 static inline void reference_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
     (void)ex;
     for (int i = 0; i < m * m; i++) {
-        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i / m == i % m));
+        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i % (m + 1) == 0));
     }
 }
 

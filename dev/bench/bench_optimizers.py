@@ -206,8 +206,8 @@ def cost(text, rounds=7, steps=30):
     return ["## Cost on a CPU", "",
             f"{cpu_name()}, load {load:.1f}; l4h4c128, -b 12 -t 64, {micro_batches * 768} tokens an update, 2 threads; "
             f"medians of {rounds} rounds of {steps} steps, in turns (min to max).", "",
-            f"AdamW {ms['adamw']} ms, Muon {ms['muon']} ms: {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
-            f"{max(ratios):.3f}).", ""]
+            f"AdamW {ms['adamw']} ms, Muon {ms['muon']} ms. Median of the rounds' ratios: "
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}).", ""]
 
 
 def report(runs):

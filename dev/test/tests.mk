@@ -185,8 +185,8 @@ ON_SM_75 := $(foreach test,emulated/test_gpt2 sanitize/test_ops_emulated,\
 	'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/$(test)')
 # the same for narrower vectors, on an x86 CPU with AVX2
 NARROW := $(if $(shell grep -m 1 -w avx2 /proc/cpuinfo),test_gemm_v2 test_gemm_v3 test_reference_v2 test_reference_v3)
-MORE_TESTS := $(addprefix build/test/,test_gpt2_bf16 test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 $(NARROW) \
-	test_checkpoint_bf16 test_processes_bf16)
+MORE_TESTS := $(addprefix build/test/,test_gpt2_bf16 test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 test_muon_bf16 \
+	$(NARROW) test_checkpoint_bf16 test_processes_bf16)
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
 	$(if $(NARROW),test_gemm_v3) $(filter-out $(BIG_UNITS),$(UNITS))))

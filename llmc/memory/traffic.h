@@ -12,8 +12,8 @@ Bytes that a rank sends to other ranks for one update. Comm.sent_bytes counts th
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-  Muon (orthogonalise.h): 2 M, or M at -z 0, times (N - 1) / N, M the elements of the matrices, rounded up to N layers.
-  With -tp, all-reduces of (C,C) too
+  Muon (orthogonalise.h): 2 M, or M at -z 0, times (N - 1) / N. M: the elements of the matrices, with the layers rounded
+  up to a multiple of N. With -tp, all-reduces of (C,C) too
 defines: attention_flops_per_token, model_flops_per_token, newton_schulz_share, zero_layer_gathers, zero_sent_bytes,
          gpt2_sent_bytes
 */

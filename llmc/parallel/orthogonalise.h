@@ -11,6 +11,7 @@ must make the same calls in the same order.
 defines: newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once
+#include <assert.h>
 #include "llmc/muon.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/shapes/update_buckets.h"
@@ -32,7 +33,8 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     ops->global_norm_squared(norm, slice, GRAD_SET, n, ex);
     muon_sum(norm, 1, DT_REAL, tp, ex);
     ops->muon_normalise(y, x, norm, n, ex);
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {  // the number of steps is odd: the last result is in x
+    static_assert(NEWTON_SCHULZ_STEPS % 2 == 1, "the last step writes x");
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
         floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
         if (matrix->split_rows) {  // A = X^T X, as a weight gradient
             ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, C, C,

@@ -125,7 +125,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     const char *no_gpu = why_no_gpu((DeviceChoice)a->device);
     double newton_schulz = newton_schulz_share(c, &o->sharding, a->T, (double)tokens_of_update(a));
     char share[64];
-    snprintf(share, sizeof share, "%.0f %% of the model's FLOPs", 100 * newton_schulz);
+    snprintf(share, sizeof share, "%.0f %% to the model's FLOPs: a larger -d lowers that", 100 * newton_schulz);
     const struct {
         bool shown;
         const char *text, *value;
@@ -141,8 +141,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->warmup >= max_steps, "the learning rate never reaches its peak: the warmup -u is as long as the run", ""},
         {a->schedule != SCHEDULE_CONSTANT && a->final_fraction == 1,
          "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
-        {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15,
-         "a larger -d makes Newton-Schulz cheaper: it now costs another ", share},
+        {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15, "Newton-Schulz adds ", share},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
         {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,

@@ -18,7 +18,7 @@ Shard       The chunks that a rank owns, one after another: the rank's part of t
 Owned       Owned elements are this rank's shard. Updated elements are the owned ones; at stage 0 they are all elements.
             A rank stores the optimizer state of the updated elements.
 Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
-            SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, to update.
+            SliceRange: of a slice and of the whole tensor.  UpdateRange: elements of the flat buffers to update.
 Follow it   plan gpt2_plan; initial values gpt2_init; pointer zero_param (zero.h); all-gather zero_gather; wait
             zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file families_save
 
@@ -86,7 +86,7 @@ typedef struct {
     size_t chunk[BUCKET_KINDS];        // of a bucket of each kind
     size_t total;                      // the flat buffer, gaps included
     size_t shard;                      // a rank's shard: total / dp_size
-    size_t second[NUM_PARAM_TENSORS];  // Muon: of a layer's tensors, from its first second moment; second_moment_at
+    size_t second[NUM_PARAM_TENSORS];  // Muon: offset of each tensor's second moments within its layer's
     size_t second_stride;              // from a layer's second moments to the next
 } ParamLayout;
 
@@ -238,8 +238,8 @@ static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId 
     return layout->sharding.stage < 1 ? whole : param_owned_range(layout, id, layer, used);
 }
 
-// ---- second moments. With Muon the matrices of a layer have none. Those of its other tensors are stored one after
-// another, with room for whole tensors at every -z: they are small, and the offsets are the same on all ranks.
+// ---- second moments. With Muon the matrices of a layer have none. The second moments of the other tensors are packed
+// one after another, with room for whole tensors at every -z: they are small, and all ranks have the same offsets.
 
 // Where a rank stores the second moments of a range that AdamW updates.
 static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int layer, ParamRange range) {

@@ -2,13 +2,13 @@
 An update as a list of buckets, which run one after another.
 AdamW       Without --offload an update bucket is all parameters at -z 0, and this rank's chunk of a parameter bucket
             (layout.h) from -z 1 on. With --offload it is at most MAX_UPDATE_BUCKET elements of that, so that a small
-            double buffer on the device can hold its state. With Muon it is the tensors between two matrices.
+            double buffer on the device can hold its state. With Muon a bucket holds the tensors between two matrices.
 Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel rank r of N orthogonalises those of
             layers r, r + N, r + 2 N, ... A round takes one of the four tensors from N layers. It has the buckets
               clear            zeros in the scratch, of which this rank writes its own elements; not on one rank
               momentum         the update of this rank's elements
-              orthogonalise    each rank the tensor of its layer (parallel/orthogonalise.h)
-              weights          this rank's elements
+              orthogonalise    each rank orthogonalises its layer's tensor (parallel/orthogonalise.h)
+              weights          the step of this rank's elements
             With --offload a tensor may have several buckets of momentum and of weights.
 defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
          NEWTON_SCHULZ_NORM, muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
@@ -52,7 +52,7 @@ static inline MuonMatrix muon_matrix(const ParamLayout *layout, ParamId id) {
     return m;
 }
 
-// elements of scratch that a tensor of a round takes
+// scratch elements of one tensor of a round
 static inline size_t muon_chunk(const ParamLayout *layout, ParamId id) { return param_align(param_count(layout, id)); }
 
 // Elements of scratch of an update: the tensors of a round, and newton_schulz's
@@ -72,8 +72,8 @@ typedef struct {
     size_t offset, count;         // elements of the flat buffer at stage 0, of param_bucket's owned chunk at 1 to 3
     size_t v;                     // AdamW: offset of the first element in v
     int first_range, num_ranges;  // of UpdateList.ranges, whose offsets begin at the bucket
-    ParamId id;                   // Muon: the tensor,
-    int layer;                    // and its layer; of a round: the first one
+    ParamId id;                   // Muon: the tensor
+    int layer;                    // Muon: its layer; in clear and orthogonalise, the round's first
 } UpdateBucket;
 
 typedef struct {
