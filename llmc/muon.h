@@ -84,7 +84,7 @@ static inline void reference_muon_normalise(floatX *out, const floatX *in, const
 static inline void reference_muon_polynomial(floatX *b, const floatX *a, int m, Exec *ex) {
     (void)ex;
     for (int i = 0; i < m * m; i++) {
-        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i % (m + 1) == 0));
+        b[i] = to_floatX(muon_polynomial_term(to_real(a[i]), to_real(b[i]), i / m == i % m));
     }
 }
 

@@ -41,7 +41,7 @@ bench-remat: build/bench/remat ## bench: time and saved bytes of every level of 
 bench-states: build/test/train_gpt2_bf16 ## bench: loss of a small model with every type of optimizer state
 	@dev/bench/bench_states.py
 
-bench-optimizers: train_gpt2 ## bench: tokens that Muon needs for AdamW's loss; runs what dev/results lacks, 14 hours
+bench-optimizers: train_gpt2 ## bench: tokens that Muon needs for AdamW's loss; all runs: 14 hours
 	@dev/bench/bench_optimizers.py
 
 bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks

@@ -143,7 +143,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
          "the learning rate never decays: -q 0.1 lets it fall to a tenth, and -k constant silences this note", ""},
         {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15, "Newton-Schulz adds ", share},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
-         "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2502.16982)", ""},
+         "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2605.10468)", ""},
         {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,
          "--muon-momentum does nothing without --optimizer muon", ""},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
