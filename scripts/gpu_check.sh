@@ -246,14 +246,15 @@ built() { [ -x $programs/"$1" ]; }
 
 # build_all NAME...: builds the programs; one that does not build is removed. Without cmocka there are no tests
 build_all() {
-    local making name names=("$@")
+    local making name names=("$@") limit=150
+    [ "$stage" != build ] || limit=$seconds
     links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h || {
         mapfile -t names < <(printf '%s\n' "$@" | grep -v '^test_')
         report "tests" 1 "cmocka is missing: scripts/setup.sh gpu installs it, '$0 pack' packs it elsewhere"
     }
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
         ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
-    row build 150 "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${names[@]/#/$programs/}"
+    row build "$limit" "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${names[@]/#/$programs/}"
     [ "${outcome[build]}" != ok ] || return 0
     for name in "${names[@]}"; do
         "${making[@]}" --question $programs/"$name" >/dev/null 2>&1 || rm -f $programs/"$name"

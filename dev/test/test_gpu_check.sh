@@ -202,7 +202,8 @@ case_of "no GPU ends with exit status 2" 'NO_GPU=1 check 2 first; has "gpu_check
 case_of "so does an older GPU" 'CAPABILITY=7.5 check 2 first; has "compute capability 8.0 is needed, .* 7.5 was found"'
 case_of "and missing cJSON" 'LACKS=cjson check 2 first; has "make or cJSON is missing: scripts/setup.sh gpu"'
 case_of "build without a GPU compiles, and ends with exit status 2" 'NO_GPU=1 check 2 build; has "nothing was run"
-    grep -q "arch=compute_90.*build/cuda/bench_ops" "$folder/log" || echo "bench_ops was not built for sm_90"'
+    grep -q "arch=compute_90.*build/cuda/bench_ops" "$folder/log" || echo "bench_ops was not built for sm_90"
+    grep -q "timeout -k 5 7... make" "$folder/log" || echo "the compilers did not get the two hours of build"'
 case_of "an unknown command is named" 'check 2 fast; has "expected .first., .*, found .fast."'
 case_of "--help prints the commands" 'check 0 --help; has "^  rest     10 minutes"'
 
