@@ -736,7 +736,7 @@ TEST(test_signals_in_matmuls) {
     Gradient into = {dweight, DT_REAL};
     Exec ex;
     memset(&ex, 0, sizeof ex);
-    catch_signals();
+    catch_signals(&default_args);
     struct sigaction action;
     sigaction(SIGUSR1, NULL, &action);
     action.sa_handler = see_signal;
@@ -755,7 +755,7 @@ TEST(test_signals_in_matmuls) {
     timer_delete(timer);
     for (int i = 0; i < N * C; i++) { assert_true(to_real(din[i]) == 0); }
     for (int i = 0; i < OC * C; i++) { assert_true(dweight[i] == 0); }
-    const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+    const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGPIPE};
     for (size_t i = 0; i < LEN(caught); i++) { signal(caught[i], SIG_DFL); }
     free(dout);
     free(in);

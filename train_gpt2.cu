@@ -828,6 +828,9 @@ static void note_validation(Run *run, double loss, bool ending) {
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
     cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
+    cJSON_AddNumberToObject(state, "val_tokens", (double)e->tokens);
+    if (e->keeps_other_best && run->groups.world->rank == 0) { rename_best(run->args->run_dir); }
+    e->keeps_other_best = false;
     if (save_checkpoint(run, "best", state, ending)) { e->best = logged_loss(loss); }
 }
 
@@ -839,6 +842,7 @@ static void restore_run(Run *run, const char *folder) {
     data_state_check(state, &run->data, run->args, file);
     outliers_restore(&run->outliers, state, file);
     run->step = resumed_step(state, run->args, folder);
+    run->saved = has_ending(folder, "/best") ? 0 : run->step;
     run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
     data_state_seek(state, &run->data, file);
     cJSON_Delete(state);
@@ -1026,8 +1030,9 @@ static void open_ranks(Run *run, TrainArgs *a) {
     run->backend = backend_choose((DeviceChoice)a->device, true);
     run->groups = open_groups(a, run->backend->device, run->host);
     if (run->groups.world->rank == 0) {
-        check_run_dir(a);
         run->lock = lock_run_dir(a->run_dir);
+        if (run->lock >= 0 && a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
+        check_run_dir(a);
     }
     check_last_checkpoint(a, run->groups.world);
     choose_matmul_inputs(a, run->backend, run->groups.world);
@@ -1048,7 +1053,7 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
-    run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
+    run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
     check_same_data(&run->data, world);
@@ -1092,14 +1097,14 @@ static void open_files(Run *run) {
     Comm *world = run->groups.world;
     const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
     open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
-    run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, world);
+    uint64_t val_tokens = data_val_tokens(&run->data, a);
+    run->evaluations = evaluations_read(a, run->data.hellaswag_path, val_tokens, run->step, world);
     run->log =
         logger_open(folder, run->step, run->evaluations.val == run->step, run->evaluations.hellaswag == run->step);
     if (folder) {  // in case a kill came before them; a last step whose evaluation is missing gets no DONE_ yet
         checkpoint_prune(folder, a->keep_checkpoints, a->major_every);
         checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step);
     }
-    run->saved = run->step;
 }
 
 // All checks come before the first byte is written. *a changes by --fit and -f auto.
@@ -1148,7 +1153,7 @@ static void advance(Run *run) {
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     run_open(&run, a, host);
-    catch_signals();
+    catch_signals(a);
     print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
                  run.max_steps);
     run.started = now_seconds();
@@ -1159,6 +1164,7 @@ static void train(TrainArgs *a, Comm *host) {
         if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
         if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
         check_skips(a, &run.outliers, &run.log, run.saved, ending);
+        check_time_limit(a, run.log.steps_seen, reason);
         if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluations, a, run.step, ending)) {
             evaluate(&run, ending);
@@ -1170,6 +1176,7 @@ static void train(TrainArgs *a, Comm *host) {
         }
         if (!ending && !*stop_reason(&run)) { advance(&run); }
     }
+    if (run.step < run.max_steps && !*run.evaluations.patience_over) { print_resume_command(a); }
     run_close(&run);
 }
 
@@ -1243,7 +1250,7 @@ int main(int argc, char **argv) {
         }
     }
     cJSON_Delete(run_flags);
-    if (fflush(stdout) != 0 || ferror(stdout)) { run_error("could not write to stdout: %s", strerror(errno)); }
+    if (received_signal != SIGPIPE) { check_stdout(); }
     comm_close(host);
     return status;
 }

@@ -20,7 +20,7 @@ static void check_saved(const TrainArgs *a) {
     cJSON_Delete(json);
     json = cJSON_Parse(text);
     fuzz_require(json != NULL, "flags as valid JSON");
-    flags_from_json(flag_table, NUM_FLAGS, &again, json);
+    flags_from_json(flag_table, NUM_FLAGS, &again, json, "config.json");
     fuzz_require(again.B == a->B && again.T == a->T && again.lr == a->lr, "the same flags from config.json");
     cJSON_Delete(json);
     free(text);

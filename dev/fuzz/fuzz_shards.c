@@ -32,7 +32,7 @@ static void read_shards(FuzzBytes input) {
     TokenFiles files = token_files_open("-i", path), train, val;
     if (token_files_are_text(&files)) { refuse_binary("-i", path); }
     token_files_split(&files, 0.25, &train, &val);
-    token_files_fingerprint(&files);
+    token_files_fingerprint(&files, true);
     read_batches(&train, B, T);
     token_files_close(&train);
     token_files_close(&val);

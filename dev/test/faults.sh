@@ -115,7 +115,7 @@ losses_of() { sed -n '/"loss"/p' "$1/metrics.jsonl" 2>/dev/null | wc -l; }
 # RUN: the folders of saves that began after the file `mark` was made
 unfinished_save() { find "$1" -maxdepth 1 -name 'step_*.tmp' -newer mark 2>/dev/null; }
 # names of files that only an unfinished save or rewrite has
-left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' -o -name '*.old' \) 2>/dev/null; }
+left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' -o -name 'best.old' \) 2>/dev/null; }
 
 # RUN EXPECTED [BEFORE]: each checkpoint is the one that the uninterrupted run has saved, and at most one save is
 # unfinished. The newest checkpoint is not older than BEFORE, the newest one before the fault, nor than those that the
@@ -129,8 +129,9 @@ whole_checkpoints() {
     left=$(find "$1" -maxdepth 1 -name '*.tmp' 2>/dev/null | wc -l)
     [ "$left" -le 1 ] || echo "$left unfinished saves"
 }
-# BEFORE: the run of $log has begun at this checkpoint; without one, from nothing
+# BEFORE: the run of $log has begun at this checkpoint; without one, from nothing; or at best/, if that is newer
 begun_at() {
+    ! grep -q '^resumed   at step .* from .*/best' "$log" || return 0
     if [ -n "$1" ]; then says "$log" "resumed   at step $((10#${1#step_}))"; else says "$log" "resumed   nothing"; fi
 }
 # RUN EXPECTED: the run ended as the uninterrupted one did, and left nothing unfinished
@@ -147,8 +148,8 @@ same_end() {
 all_checkpoints() { # RUN EXPECTED
     [ "$(holds "$1")" = "$(holds "$2")" ] || echo "found $(holds "$1"), expected $(holds "$2")"
 }
-one_sentence() { # the program has ended with one sentence on stderr
-    [ "$(grep -vc '^train_gpt2: warning: ' "$err")" -eq 1 ] || { echo "expected one sentence:" && tail -n 4 "$err"; }
+one_sentence() { # the program has ended with one sentence on stderr, besides warnings and the answer to a signal
+    [ "$(grep -vcE '^$|^train_gpt2: (warning: |stopping)' "$err")" -eq 1 ] || { echo "expected one sentence:" && tail -n 4 "$err"; }
     says "$err" 'train_gpt2: '
 }
 # flips bits of the byte at OFFSET of FILE

@@ -91,7 +91,7 @@ report "a resumed run of no patience left ends at once; a larger --patience goes
     run 0 -o over -y 1 --patience 1000 -x "$(($(last_step whole) + 10))"
     equal "$(last_step over)" "$(($(last_step whole) + 10))"
 )"
-report "a run whose last steps are lost ends the same, and keeps RUN/best until then" "$(
+report "a run whose last steps are lost resumes from RUN/best if that is newer, and ends the same" "$(
     run 0 "${overfit[@]}" "${until_end[@]}" -nk 0 -x 400 -o every
     cp -a every lost && rm -r lost/best # as if --keep-best were new
     rm -r every/"$(folder_of "$(last_step every)")"
@@ -99,11 +99,19 @@ report "a run whose last steps are lost ends the same, and keeps RUN/best until 
         rm -rf every/"$(folder_of "$step")"
     done
     mkdir every/best.tmp && touch every/best.tmp/half
-    cp -a every early
-    run 0 -o early -y 1 -x "$((10#$(cd early && echo step_* | sed 's/.*step_//') + 1))"
-    equal "$(best_of early)" "$(best_of every)"
+    cp -a every older && rm -r older/best
     run 0 -o every -y 1 -nk 1
+    says "$out" "resumed   at step $(best_step whole) from every/best, its newest checkpoint"
     compare_whole every
+    run 0 -o older -y 1 -nk 1
+    matches "$out" '^resumed   at step [0-9]+$'
+    compare_whole older
+    run 0 "${overfit[@]}" -v 5 -x 60 --keep-best -o unsaved # RUN/best alone
+    rm -r unsaved/metrics.jsonl unsaved/main.log
+    run 0 -o unsaved -y 1 -x 400 "${until_end[@]}"
+    equal "$(validations unsaved | tail -n 1)" "$(validations whole | tail -n 1)"
+    same unsaved/best/model.safetensors whole/best/model.safetensors
+    rm -rf unsaved
     run 0 -o lost -y 1 --patience 0 -x "$(($(last_step whole) + 5))" # the first validation saves
     equal "$(best_of lost | cut -d ' ' -f 1)" "$(($(last_step whole) + 5))"
 )"
@@ -157,6 +165,40 @@ report "the validation after a damaged RUN/best/state.json replaces RUN/best" "$
     run 0 -o torn -y 1 -x 10
     equal "$(best_of torn | cut -d ' ' -f 1)" 10
 )"
+report "a damaged checkpoint names the one before it, which may be RUN/best" "$(
+    run 0 "${overfit[@]}" -v 5 -n 10 -x 20 --keep-best -l 1e-3 -o hurt
+    best=$(best_step hurt)
+    equal "$best" 20
+    cp -a hurt/step_00000010 kept && rm -r hurt/step_00000020 && truncate -s 100 hurt/best/model.safetensors
+    run 2 -o hurt -y 1
+    says "$err" "checkpoint 'hurt/best' is damaged: model.safetensors has 100 bytes"
+    says "$err" "\`mv hurt/best hurt/best.damaged && ./train_gpt2 -o hurt -y 1\` resumes from 'hurt/step_00000010'"
+    rm -r hurt && run 0 "${overfit[@]}" -v 5 -n 10 -x 15 --keep-best -l 1e-3 -o hurt
+    run 0 -o hurt -y 1 -x 20 --keep-best=0
+    truncate -s 100 hurt/step_00000020/optimizer.safetensors
+    run 2 -o hurt -y 1
+    says "$err" "\`mv hurt/step_00000020 hurt/step_00000020.damaged && ./train_gpt2 -o hurt -y 1\` resumes from"
+    says "$err" "resumes from 'hurt/step_00000015'"
+    rm -r hurt/step_00000015
+    run 2 -o hurt -y 1
+    says "$err" "resumes from 'hurt/best'"
+    mv hurt/step_00000020 hurt/step_00000020.damaged
+    run 0 -o hurt -y 1
+    says "$out" "resumed   at step 15 from hurt/best"
+)"
+report "validations of other tokens are not compared: RUN/best gets a name with its step" "$(
+    run 0 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best --patience 9 -o other_tokens
+    before=$(best_of other_tokens)
+    run 0 -o other_tokens -y 1 -x 25 -m 5
+    says "$out" "note      validations were of 640 tokens and are of 320: --patience and --keep-best begin anew"
+    says other_tokens/best_000000"${before%% *}"/state.json '"val_tokens":	640'
+    says other_tokens/best/state.json '"val_tokens":	320'
+    equal "$(best_of other_tokens | cut -d ' ' -f 1)" 25
+    run 0 -o other_tokens -y 1 -x 30 -b 8 -d 128 # -m 5 of 8 sequences: as many as at first
+    says "$out" "validations were of 320 tokens and are of 640"
+    run 0 -o other_tokens -y 1 -x 35 -b 4 -d 64 -m 10
+    lacks "$out" "^note .*begin anew"
+)"
 report "--keep-best=0 ends a resumed run's --keep-best and leaves its best checkpoint" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o ended
     run 0 -o ended -y 1 -x 20 -nk 1 --keep-best=0
@@ -167,8 +209,9 @@ report "--keep-best=0 ends a resumed run's --keep-best and leaves its best check
 # ---- failures
 
 report "a folder of the user at RUN/best stays: a warning, and exit 1 at the last step" "$(
+    run 0 "${overfit[@]}" -v 5 -n 5 -x 5 -nk 1 -o blocked
     mkdir -p blocked/best && touch blocked/best/mine
-    run 1 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best -o blocked
+    run 1 -o blocked -y 1 -x 20 --keep-best -nk 0
     says "$err" "warning: could not save checkpoint 'blocked/best': Directory not empty"
     says "$err" "train_gpt2: could not save checkpoint 'blocked/best'"
     equal "$(grep -c '"loss"' blocked/metrics.jsonl)" 20

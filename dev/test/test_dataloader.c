@@ -473,12 +473,14 @@ TEST(test_split_loaders) {
 
 // ---- fingerprints
 
-static uint64_t fingerprint_of(const char *pattern) {
+static uint64_t fingerprint_named(const char *pattern, bool named) {
     TokenFiles files = open_files(pattern);
-    uint64_t fingerprint = token_files_fingerprint(&files);
+    uint64_t fingerprint = token_files_fingerprint(&files, named);
     token_files_close(&files);
     return fingerprint;
 }
+
+static uint64_t fingerprint_of(const char *pattern) { return fingerprint_named(pattern, false); }
 
 // NAME with LENGTH bytes of one pattern, in which the byte AT is CHANGED; its fingerprint
 static uint64_t fingerprint_with(const char *name, size_t length, size_t at, char changed) {
@@ -493,7 +495,8 @@ TEST(test_fingerprint) {
     // in a checkpoint, it must not change with the machine or the version
     write_file("print_1.txt", "to be", 5);
     write_file("print_2.txt", "or not to be", 12);
-    assert_true(fingerprint_of("print_?.txt") == UINT64_C(0xD3F2CCBA6F448FD4));
+    assert_true(fingerprint_named("print_?.txt", true) == UINT64_C(0xD3F2CCBA6F448FD4));
+    assert_true(fingerprint_of("print_?.txt") == UINT64_C(0xDBB5DA9CA7EFD877));
     // of the content at the start, in the middle and at the end, and of the length
     enum { LENGTH = 50001, PIECE = 4096, MIDDLE = (LENGTH - PIECE) / 2 };
     const uint64_t plain = fingerprint_with("print.txt", LENGTH, 0, 'a');
@@ -506,11 +509,13 @@ TEST(test_fingerprint) {
     for (size_t at = 0; at < 5; at++) {  // shorter than a piece
         assert_true(fingerprint_with("print.txt", 5, at, 'Z') != fingerprint_with("print.txt", 5, at, 'Y'));
     }
-    // of the names without their folder
+    // of no names, or of names without their folder
     new_folder("elsewhere");
     const uint64_t here = fingerprint_with("moved.txt", 9000, 1, 'Z');
     assert_true(here == fingerprint_with("elsewhere/moved.txt", 9000, 1, 'Z'));
-    assert_true(here != fingerprint_with("renamed.txt", 9000, 1, 'Z'));
+    assert_true(here == fingerprint_with("renamed.txt", 9000, 1, 'Z'));
+    assert_true(fingerprint_named("moved.txt", true) == fingerprint_named("elsewhere/moved.txt", true));
+    assert_true(fingerprint_named("moved.txt", true) != fingerprint_named("renamed.txt", true));
     write_file("elsewhere/none.txt", "more", 4);
     assert_true(here != fingerprint_of("elsewhere/*.txt"));
 }
@@ -522,14 +527,14 @@ TEST(test_fingerprint_is_of_the_part) {
     const TokenFiles *parts[] = {&files, &train, &val, &less, &rest};
     for (int i = 0; i < 5; i++) {
         for (int j = 0; j < 5; j++) {
-            uint64_t a = token_files_fingerprint(parts[i]), b = token_files_fingerprint(parts[j]);
+            uint64_t a = token_files_fingerprint(parts[i], false), b = token_files_fingerprint(parts[j], false);
             assert_int_equal(a == b, i == j);
         }
     }
     // the same number of tokens, from another offset
-    uint64_t before = token_files_fingerprint(&rest);
+    uint64_t before = token_files_fingerprint(&rest, false);
     rest.files[0].first_token--;
-    assert_true(before != token_files_fingerprint(&rest));
+    assert_true(before != token_files_fingerprint(&rest, false));
     for (int i = 4; i >= 0; i--) { token_files_close((TokenFiles *)parts[i]); }
 }
 
@@ -537,7 +542,7 @@ static void stop_at_print_of_removed(void *unused) {
     (void)unused;
     TokenFiles files = open_four_shards();
     unlink(temp_path("four_c.bin"));
-    token_files_fingerprint(&files);
+    token_files_fingerprint(&files, false);
 }
 
 TEST(test_fingerprint_of_what_is_gone) {
@@ -585,9 +590,9 @@ TEST(test_large_file) {
     assert_ids(loader.targets, (int[]){101, 102, 103, 104, 105, 106, 107, 108}, LARGE_T);
     dataloader_close(&loader);
 
-    uint64_t print = token_files_fingerprint(&files);
+    uint64_t print = token_files_fingerprint(&files, false);
     put_id(path, LARGE_TOKENS / 2, 300);
-    assert_true(print != token_files_fingerprint(&files));
+    assert_true(print != token_files_fingerprint(&files, false));
     token_files_close(&files);
     unlink(path);
 }

@@ -7,7 +7,7 @@ The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowe
 
 // A loss that is equal to the lowest, or not finite, is no new lowest. Numbers are those of metrics.jsonl, 9 digits.
 TEST(test_counting) {
-    Evaluations e = {false, -1, -1, DBL_MAX, 0, 0, DBL_MAX};
+    Evaluations e = {false, -1, -1, 1, 0, DBL_MAX, 0, 0, DBL_MAX};
     static const struct {
         double loss;
         int lowest_step, since;
@@ -52,7 +52,7 @@ TEST(test_resumed) {
     Comm *world = comm_open();
     for (size_t i = 0; i < LEN(rows); i++) {
         long long step = rows[i].resumed;
-        Evaluations e = evaluations_read(&a, rows[i].scores ? "hellaswag_val.bin" : NULL, step, world);
+        Evaluations e = evaluations_read(&a, rows[i].scores ? "hellaswag_val.bin" : NULL, 64, step, world);
         a.val_every = 2;
         assert_int_equal(evaluation_due(&e, &a, step, rows[i].last), rows[i].due);
         assert_int_equal(hellaswag_due(&e, step), rows[i].hellaswag);
@@ -65,19 +65,61 @@ TEST(test_resumed) {
     comm_close(world);
 }
 
+// Validations between two multiples of -v are those that the end of a start made. --patience does not count them.
+TEST(test_only_multiples_count) {
+    Evaluations e = {false, -1, -1, 4, 0, DBL_MAX, 0, 0, DBL_MAX};
+    static const struct {
+        long long step;
+        double loss;
+        int lowest_step, since;
+    } rows[] = {{0, 5, 0, 0}, {3, 1, 0, 0}, {4, 4, 4, 0}, {6, 9, 4, 0}, {8, 4.5, 4, 1}, {9, 3, 4, 1}, {12, 3.5, 12, 0}};
+    for (size_t i = 0; i < LEN(rows); i++) {
+        evaluations_add(&e, rows[i].step, rows[i].loss);
+        assert_int_equal(e.val, rows[i].step);
+        assert_int_equal(e.lowest_step, rows[i].lowest_step);
+        assert_int_equal(e.since, rows[i].since);
+    }
+}
+
+// Losses of other validation tokens are not compared. Lines of older versions have no count.
+TEST(test_other_validation_tokens) {
+    static const char metrics[] = "{\"step\":1,\"val_loss\":3}\n{\"step\":2,\"val_loss\":2,\"val_tokens\":32}\n"
+                                  "{\"step\":3,\"val_loss\":2.5,\"val_tokens\":64}\n";
+    char path[PATH_LENGTH];
+    format_path(path, "%s", temp_path("metrics.jsonl"));
+    write_file("metrics.jsonl", metrics, sizeof metrics - 1);
+    static const struct {
+        uint64_t tokens, other;
+        double lowest;
+    } rows[] = {{64, 0, 2.5}, {32, 64, 2}, {16, 64, 3}};
+    for (size_t i = 0; i < LEN(rows); i++) {
+        Evaluations e = {false, -1, -1, 1, rows[i].tokens, DBL_MAX, 0, 0, DBL_MAX};
+        assert_int_equal(evaluations_read_metrics(&e, path, 9), rows[i].other);
+        assert_int_equal(e.val, 3);
+        assert_true(e.lowest == rows[i].lowest);
+    }
+}
+
 // RUN/best of this version has the loss in state.json, of an older version in best.json.
-TEST(test_best_val_loss) {
-    const char *run = temp_path("run");
-    assert_int_equal(mkdir(run, 0777), 0);
+TEST(test_read_best) {
+    static const struct {
+        const char *name, *text;
+        double best;
+        uint64_t other;
+    } rows[] = {{"run/best/state.json", "{\"step\":3}", DBL_MAX, 0},
+                {"run/best/best.json", "{\"step\":3,\"val_loss\":2.5}", 2.5, 0},
+                {"run/best/state.json", "{\"step\":3,\"val_loss\":1.5}", 1.5, 0},
+                {"run/best/state.json", "{\"step\":3,\"val_loss\":1.5,\"val_tokens\":64}", 1.5, 0},
+                {"run/best/state.json", "{\"step\":3,\"val_loss\":1.5,\"val_tokens\":32}", DBL_MAX, 32}};
+    assert_int_equal(mkdir(temp_path("run"), 0777), 0);
     assert_int_equal(mkdir(temp_path("run/best"), 0777), 0);
-    assert_true(best_val_loss(run) == DBL_MAX);
-    write_file("run/best/state.json", "{\"step\":3}", 10);
-    assert_true(best_val_loss(run) == DBL_MAX);
-    write_file("run/best/best.json", "{\"step\":3,\"val_loss\":2.5}", 25);
-    assert_true(best_val_loss(run) == 2.5);
-    unlink(temp_path("run/best/best.json"));
-    write_file("run/best/state.json", "{\"step\":3,\"val_loss\":1.5}", 25);
-    assert_true(best_val_loss(run) == 1.5);
+    for (size_t i = 0; i < LEN(rows); i++) {
+        Evaluations e = {false, -1, -1, 1, 64, DBL_MAX, 0, 0, DBL_MAX};
+        write_file(rows[i].name, rows[i].text, strlen(rows[i].text));
+        assert_int_equal(evaluations_read_best(&e, temp_path("run")), rows[i].other);
+        assert_true(e.best == rows[i].best && e.keeps_other_best == (rows[i].other > 0));
+        if (i == 1) { unlink(temp_path(rows[i].name)); }
+    }
 }
 
 int main(void) { return run_all_tests("evaluations"); }

@@ -83,7 +83,7 @@ TEST(test_metrics) {
         read_file(temp_path("metrics.jsonl"), NULL),
         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
         "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
-        "{\"step\":2,\"val_loss\":4.0625,\"bits_per_byte\":1.5}\n"
+        "{\"step\":2,\"val_loss\":4.0625,\"bits_per_byte\":1.5,\"val_tokens\":1234567}\n"
         "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n");
     // llm.c counts the updates from 0, and an evaluation at the number of finished updates
     assert_string_equal(read_file(temp_path("main.log"), NULL), "s:0 trl:5.5000 lr:0.000600 norm:1.25\n"
@@ -166,7 +166,7 @@ TEST(test_a_resumed_run_goes_on) {
     write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
     assert_string_equal(read_file(temp_path("metrics.jsonl"), NULL),
-                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"val_loss\":0.5}\n"
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"val_loss\":0.5,\"val_tokens\":999}\n"
                         "{\"step\":3,\"hellaswag\":0.25}\n");
     // the update of s:2 is the third, after the checkpoint
     assert_string_equal(read_file(temp_path("main.log"), NULL), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"

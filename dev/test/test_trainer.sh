@@ -87,7 +87,7 @@ report "metrics.jsonl has the documented keys and no others" "$(
     step="\\{\"step\":[1-6]"
     for key in loss grad_norm lr ms tokens_per_s; do step+=",\"$key\":$number"; done
     step+="\\}"
-    val="\\{\"step\":[0246],\"val_loss\":$number,\"bits_per_byte\":$number\\}"
+    val="\\{\"step\":[0246],\"val_loss\":$number,\"bits_per_byte\":$number,\"val_tokens\":96\\}"
     equal "$(grep -vE "^$step\$|^$val\$" whole/metrics.jsonl)" ""
     equal "$(grep -c val_loss whole/metrics.jsonl)" 4
 )"
@@ -139,19 +139,62 @@ report "-y 1 prints flags that differ from the run's" "$(
     run 0 "${full[@]}" -x 6 -o changed -y 1 --top-k 7
     says "$out" "--top-k was 0, is now 7"
 )"
-report "-y 1 accepts a broken config.json of the run, and prints a changed number of steps" "$(
-    head -c 9 whole/config.json >changed/config.json
+report "-y 1 without the run's config.json takes all flags, and prints a changed number of steps" "$(
+    rm changed/config.json
     run 0 "${full[@]}" -x 7 -o changed -y 1
     silent "$err"
     says "$out" "the schedule was for 6 steps and is now for 7: the learning rate differs"
     run 0 "${full[@]}" -x 8 -o changed -y 1 -q 1 # at -q 1 every schedule is constant
     matches "$out" "^note      the schedule was for 7 steps and is now for 8$"
 )"
-report "-y 1 without a checkpoint starts from step 0, with a note" "$(
-    run 0 "${tiny[@]}" -x 1 -o unsaved
-    run 0 "${tiny[@]}" -x 2 -o unsaved -y 1
-    says "$out" "unsaved holds no checkpoint"
-    equal "$(steps unsaved)" "1 2"
+report "-y 1 of a run that was killed before its first checkpoint begins it again, and keeps its log" "$(
+    run 0 "${tiny[@]}" -x 9 -o early
+    sed -i 's/"checkpoint-every":.*/"checkpoint-every":9,/' early/config.json # as if killed before the save
+    cp early/metrics.jsonl was.jsonl
+    run 0 "${tiny[@]}" -x 2 -o early -y 1
+    says "$out" "resumed   nothing: early holds no checkpoint yet"
+    equal "$(steps early)" "1 2"
+    same early/metrics.jsonl.old was.jsonl
+    mkdir empty && run 0 "${tiny[@]}" -x 1 -o empty -y 1
+    equal "$(steps empty)" 1
+)"
+report "an epoch is a part of the data: -y 1 with another -d or -b reads what is left of it" "$(
+    head -c 4000 text >epoch_text
+    read_tokens() { # of RUN, whose first $2 steps had 64 tokens and whose other steps have $3
+        local last
+        last=$(steps "$1") last=${last##* }
+        echo $(($2 * 64 + (last - $2) * $3))
+    }
+    run 0 -i epoch_text "${model[@]}" -b 2 -t 16 -d 64 "${quiet[@]}" -n 20 --time-limit 1e9 -o part
+    equal "$(steps part)" "$(seq -s ' ' 1 56)" # of 3600 tokens
+    for step in 40 56; do rm -r part/*_000000$step; done
+    for d in 32 64 128 192; do
+        rm -rf again_epoch && cp -a part again_epoch
+        run 0 -o again_epoch -y 1 -d $d
+        holds "$(read_tokens again_epoch 20 $d) <= 3600 && $(read_tokens again_epoch 20 $d) > 3600 - $d"
+    done
+    run 0 -i epoch_text "${model[@]}" -b 2 -t 16 -d 64 "${quiet[@]}" -n 7 -x 7 -a 1 -o overfitted
+    run 0 -o overfitted -y 1 -x -1 # -a 1 stays at the first batch
+    equal "$(steps overfitted)" "$(seq -s ' ' 1 56)"
+)"
+report "-y 1 reads data under another name, and names config.json where it is missing" "$(
+    cp text named_text
+    run 0 -i named_text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 2 -n 2 -o named
+    mv named_text renamed_text
+    run 2 -o named -y 1 -x 3
+    says "$err" "-i in config.json: no file matches 'named_text'"
+    run 0 -o named -y 1 -x 3 -i renamed_text
+    run 0 -o named -y 1 -x 4 -e whole
+    says "$out" "the weights are those of the checkpoint: a resumed run does not read -e whole"
+)"
+report "-y 1 is as strict with config.json as with the command line" "$(
+    sed 's/"learning-rate":.*/"learning-rate":"0.002",/' named/config.json >edited && cp named/config.json good
+    cp edited named/config.json
+    run 2 -o named -y 1 -x 9
+    says "$err" "'named/config.json' has \"0.002\" as \"learning-rate\", which takes a number from 0 to 1000"
+    sed 's/"learning-rate":/"learning_rate":1, "lr":2, "learning-rate":/' good >named/config.json
+    run 0 -o named -y 1 -x 5
+    says "$out" "note      config.json has names that are no flags, and without effect: learning_rate, lr"
 )"
 report "--generate takes a run's last checkpoint" "$(
     run 0 --generate 5 -e whole --temperature 0 && cp "$out" from_run
@@ -262,6 +305,24 @@ ended_by() {
     wait $!
     equal $? "$1"
 }
+# The reader of stdout ends after a line. The status of the trainer is in the file `status`
+report "a reader of stdout that goes away ends a run as SIGHUP does, with a checkpoint" "$(
+    long=("${tiny[@]}" -x 100000000 -n 100000000)
+    { (trap - PIPE && exec "$trainer" "${long[@]}" -o "no reader" 2>"$err"); echo $? >status; } | head -n 1 >/dev/null
+    equal "$(cat status)" 0
+    equal "$(checkpoints "no reader" | wc -w)" 1
+    says "$err" "train_gpt2: stopping after this micro-step, then saving"
+    # ignored, as under a program that looks at the error itself
+    { (trap '' PIPE && exec "$trainer" "${tiny[@]}" -x 9 -n 9 -o ignored_pipe 2>"$err"); echo $? >status; } | true
+    equal "$(cat status)" 1
+    says "$err" "could not write to stdout: Broken pipe"
+    equal "$(checkpoints ignored_pipe)" step_00000009
+    "$trainer" "${long[@]}" -x 100000000 -o "no reader" -y 1 >"$out" 2>"$err" &
+    started "$out" '^step '
+    kill -s TERM $!
+    wait $!
+    equal "$(tail -n 1 "$out")" "resume    $trainer -o 'no reader' -y 1"
+)"
 report "a second signal ends the program at once, but for SIGXCPU, which repeats" "$(
     ended_by 143 TERM TERM TERM
     ended_by 143 XCPU XCPU XCPU TERM
@@ -275,7 +336,9 @@ report "a run directory accepts one run at a time" "$(
     kill -s TERM $first
     wait $first
     equal $? 0
-    silent first.err
+    equal "$(cat first.err)" "
+train_gpt2: stopping after this micro-step, then saving; Ctrl-C again stops without saving"
+    equal "$(tail -n 1 first.out)" "resume    $trainer -o shared -y 1"
 )"
 report "scripts/train.sh passes SIGTERM on, and prints how to resume" "$(
     mkdir -p tree/scripts && cp "$train_script" tree/scripts && ln -s "$trainer" tree/train_gpt2
@@ -302,10 +365,19 @@ report "an ignored signal stays ignored" "$(
     says "$out" "told to end by SIGTERM"
 )"
 report "--time-limit counts from each start, and a resumed run needs none" "$(
-    run 0 "${tiny[@]}" -x 40 --time-limit 0.0001 -n 1000000 -o hurried
-    matches "$out" "^stopped at step [0-9]+ of 40: --time-limit is up"
-    run 0 -o hurried -y 1
-    equal "$(steps hurried)" "$(seq -s ' ' 1 40)"
+    run 0 "${tiny[@]}" -x 100000 --time-limit 0.3 -n 1000000 -o hurried
+    last=$(sed -nE 's/^stopped at step ([0-9]+) of 100000: --time-limit is up/\1/p' "$out")
+    run 0 -o hurried -y 1 -x $((last + 9))
+    equal "$(steps hurried)" "$(seq -s ' ' 1 $((last + 9)))"
+)"
+report "--time-limit below one update gives exit 1 at the first start, and at the next" "$(
+    for flags in "-d 160000000 --time-limit 0.2 -v 0" "-v 1 -m -1 --time-limit 0.0001"; do
+        read -ra flags <<<"$flags"
+        for _ in 1 2; do # a validation, too, may take all of the time
+            run 1 -i long_text "${model[@]}" -b 1 -t 16 -s 0 "${flags[@]}" -x 9 -n 9 -y 1 -o "too_short_${flags[1]}"
+            matches "$err" "--time-limit 0.*ended before one update of (16|160000000) tokens was finished"
+        done
+    done
 )"
 report "--time-limit stops a run with a checkpoint" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
@@ -747,7 +819,14 @@ refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
 refused "-y 1 in a folder without a run" "found no flags in 'nothing/config.json'" -o nothing -y 1
 mkdir -p cut_short && head -c 9 whole/config.json >cut_short/config.json
-refused "-y 1 with a broken config.json and no -i" "found no flags in 'cut_short/config.json'" -o cut_short -y 1
+refused "-y 1 with a broken config.json" "'cut_short/config.json' is not a JSON object, so the run's flags are not" \
+    "${full[@]}" -o cut_short -y 1
+mkdir weights theirs logged && cp whole/step_00000006/model.safetensors weights
+cp whole/step_00000006/{model.safetensors,config.json} theirs && cp whole/{metrics.jsonl,main.log} logged
+refused "-y 1 in a folder with weights" "'weights' holds model.safetensors, but no whole checkpoint" \
+    "${tiny[@]}" -o weights -y 1
+refused "-y 1 in the folder of -e" "-y 1: 'theirs' holds " "${tiny[@]}" -e theirs -o theirs -y 1
+refused "-y 1 of a run that saved nothing" "-y 1: 'logged' holds " "${tiny[@]}" -o logged -y 1
 refused "-o below a file" "-o text/run cannot be written (Not a directory); give a folder" "${tiny[@]}" -o text/run
 # a user namespace has a read-only file system to test; it is not permitted everywhere
 if unshare -rm true 2>/dev/null; then

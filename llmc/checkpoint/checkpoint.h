@@ -14,9 +14,9 @@ that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,
-         checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_of_run, checkpoint_sync_done,
-         checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check, checkpoint_load,
-         checkpoint_load_state
+         checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest, checkpoint_of_run,
+         checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
+         checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/checkpoint/hugging_face.h"
@@ -220,6 +220,26 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
+// The step of RUN/best by its state.json; -1: no checkpoint has this name.
+static inline long long checkpoint_best(const char *run_dir) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/best/state.json", run_dir);
+    cJSON *state = try_read_json(path);
+    const cJSON *step = json_get(state, "step");
+    long long best = cJSON_IsNumber(step) && step->valuedouble >= 0 ? (long long)step->valuedouble : -1;
+    cJSON_Delete(state);
+    return best;
+}
+
+// The newest checkpoint of a run, RUN/best included: its step, and its folder; -1 and "": there is none.
+static inline long long checkpoint_newest(char *folder, const char *run_dir) {
+    long long latest = checkpoint_latest(run_dir), best = checkpoint_best(run_dir);
+    *folder = 0;
+    if (latest >= 0) { checkpoint_path(folder, run_dir, latest); }
+    if (best > latest) { format_path(folder, "%s/best", run_dir); }
+    return best > latest ? best : latest;
+}
+
 // folder = a run's last checkpoint, or RUN/best without any. False, and "": there is neither.
 static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     char weights[PATH_LENGTH];
@@ -392,12 +412,16 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     if (!damaged) {  // a file that cannot be read now
         input_error("checkpoint '%s' cannot be checked: %s; make it readable, then try again", folder, why);
     }
-    const char *slash = strrchr(folder, '/');
     folder_of(run, folder);
-    long long *steps, step = step_of_name(slash ? slash + 1 : folder, "");
+    long long *steps, latest = -1, best = checkpoint_best(run);
+    bool is_best = has_ending(folder, "/best");
+    const char *slash = strrchr(folder, '/');
+    long long step = is_best ? best : step_of_name(slash ? slash + 1 : folder, "");
     int count = checkpoint_list(run, &steps);
-    for (int i = 0; i < count && steps[i] < step; i++) { checkpoint_path(before, run, steps[i]); }
+    for (int i = 0; i < count && steps[i] < step; i++) { latest = steps[i]; }
     free(steps);
+    if (latest >= 0) { checkpoint_path(before, run, latest); }
+    if (!is_best && best > latest && best < step) { format_path(before, "%s/best", run); }
     char remedy[4 * PATH_LENGTH] = "there is none before it: copy it again, or begin a new run from other weights with "
                                    "-e and another -o";
     if (*before && resumes) {

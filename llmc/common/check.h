@@ -1,7 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
-defines: input_error, run_error, StopHook, stop_hook, xmalloc, xaligned, xcalloc, xrealloc, xgrow,
-         xstrdup, PATH_LENGTH, format_path, has_ending, count_text, plural_s
+defines: input_error, run_error, StopHook, stop_hook, check_stdout, xmalloc, xaligned, xcalloc, xrealloc, xgrow,
+         xstrdup, PATH_LENGTH, format_path, has_ending, shell_word, count_text, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -55,6 +55,18 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(con
     va_list args;
     va_start(args, format);
     stop_with(EXIT_RUN_FAILED, format, args);
+}
+
+// Stops if a line of stdout was not written: the disk is full, or a reader has gone and SIGPIPE is ignored. One more
+// write gives the reason, since the line may have failed long ago.
+static inline void check_stdout(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) { return; }
+    clearerr(stdout);
+    errno = 0;
+    putchar('\n');
+    fflush(stdout);
+    run_error("could not write to stdout: %s; the files of -o are whole",
+              errno ? strerror(errno) : "lines are missing");
 }
 
 // malloc that never returns NULL
@@ -115,6 +127,18 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
 static inline bool has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), last = strlen(ending);
     return length >= last && strcmp(name + length - last, ending) == 0;
+}
+
+// text = a word as a shell reads it: in quotes if it has blanks or other special characters
+static inline const char *shell_word(char *text, size_t size, const char *word) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-+=:,@%";
+    bool quoted = !*word || word[strspn(word, plain)];
+    size_t length = (size_t)snprintf(text, size, "%s", quoted ? "'" : "");
+    for (const char *c = word; *c && length + 5 < size; c++) {
+        length += (size_t)snprintf(text + length, size - length, *c == '\'' ? "'\\%c'" : "%c", *c);
+    }
+    snprintf(text + length, size - length, "%s", quoted ? "'" : "");
+    return text;
 }
 
 enum { COUNT_LENGTH = 28 };

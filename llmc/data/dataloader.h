@@ -202,14 +202,15 @@ static inline void token_files_split(const TokenFiles *files, double held_out, T
 
 // ---- fingerprints
 
-// 64 bits that identify the data: of each file the name without its folder, the size, 12 KiB of the content, and which
-// tokens are used. The same on every machine and in every folder. 100 files take 300 small reads.
-static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
+// 64 bits that identify the data: of each file the size, 12 KiB of the content, and which tokens are used; named: also
+// its name without the folder, as in checkpoints of versions up to 1.0. The same on every machine and in every folder.
+// 100 files take 300 small reads.
+static inline uint64_t token_files_fingerprint(const TokenFiles *files, bool named) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
         const TokenFile *file = &files->files[f];
         const char *slash = strrchr(file->path, '/'), *name = slash ? slash + 1 : file->path;
-        hash = hash_bytes(hash, name, strlen(name));
+        if (named) { hash = hash_bytes(hash, name, strlen(name)); }
         hash = hash_file(hash, files->flag, file->path);
         hash = hash_word(hash_word(hash, file->first_token), file->num_tokens);
     }

@@ -146,6 +146,8 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2605.10468)", ""},
         {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,
          "--muon-momentum does nothing without --optimizer muon", ""},
+        {step > 0 && !is_shape && a->model && !a->saved_model,
+         "the weights are those of the checkpoint: a resumed run does not read -e ", a->model},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
         {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
@@ -160,9 +162,22 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].value); }
     }
     print_data_notes(data, a);
-    if (step > 0) { printf("resumed   at step %lld\n", step); }
-    if (a->resume && step == 0) {
-        printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl start over\n", a->run_dir);
+    int64_t rest = data_epoch_rest(data, a, step, max_steps);
+    if (data->has_examples && a->max_steps <= 0 && rest > 0) {
+        printf(
+            "note      -i: the run ends before the last %lld of %d sequences, which do not fill an update: a smaller "
+            "-d or -b reads more of them, or -x %lld all\n",
+            (long long)rest, data->train_rows.num_rows, max_steps + 1);
+    }
+    char checkpoint[PATH_LENGTH];
+    if (resumed_checkpoint(checkpoint, a) >= 0) {
+        bool best = has_ending(checkpoint, "/best");
+        printf("resumed   at step %lld%s%s%s\n", step, best ? " from " : "", best ? checkpoint : "",
+               best ? ", its newest checkpoint" : "");
+    } else if (a->resume) {
+        printf("resumed   nothing: %s holds no checkpoint yet, so the run begins; a metrics.jsonl that it had is "
+               "metrics.jsonl.old\n",
+               a->run_dir);
     }
     fflush(stdout);
 }

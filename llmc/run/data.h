@@ -2,8 +2,8 @@
 The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
 state.json.
 defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
-         data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_steps_per_epoch,
-         data_state_add, data_state_check, data_state_seek
+         data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_last_step,
+         data_epoch_rest, data_val_tokens,         data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -31,8 +31,9 @@ typedef struct {
     TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
     bool by_default;                           // -i was not given: llm.c's default files
     bool default_model;                        // -i and -e were not given: llm.c's default model
-    char fingerprint[17];      // token_files_fingerprint of train_files; for examples, also of their tokenizer
-    char val_fingerprint[17];  // of val_files
+    char fingerprint[17];                      // of train_files; for examples, also of their tokenizer
+    char val_fingerprint[17];                  // of val_files
+    uint64_t tokenizer_fingerprint;            // for examples, else 0
     bool has_examples;  // -i names .jsonl files: the loaders read train_rows and val_rows; files gives the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
@@ -122,10 +123,16 @@ static inline void data_check_same_kind(const RunData *d, const TrainArgs *a) {
     }
 }
 
+// text = token_files_fingerprint in digits; with examples, which a tokenizer encodes, of its fingerprint too (else 0)
+static inline void data_fingerprint(char text[17], const TokenFiles *files, bool named, uint64_t tokenizer) {
+    hash_text(text, token_files_fingerprint(files, named));
+    if (tokenizer) { hash_text(text, hash_bytes(tokenizer, text, strlen(text))); }
+}
+
 // Opens -i and -j. Without -j the last tenth of each file, or of the examples, is validation data.
 static inline void data_open(RunData *d, TrainArgs *a) {
-    bool resumes = a->resume && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
-    if (!resumes) { use_defaults(d, a); }
+    char checkpoint[PATH_LENGTH];
+    if (resumed_checkpoint(checkpoint, a) < 0) { use_defaults(d, a); }  // else config.json names the data
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not a run's; give the folder of a "
@@ -136,19 +143,19 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
                     "flags)");
     }
-    d->files = data_open_files("-i", a->train_data);
+    d->files = data_open_files(a->saved_train_data ? "-i in config.json" : "-i", a->train_data);
     d->has_examples = data_are_examples(&d->files);
     args_for_examples(a, d->has_examples);
     d->files.vocab_size = data_vocab(&d->files, a);
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
-        d->val_files = data_open_files("-j", a->val_data);
+        d->val_files = data_open_files(a->saved_val_data ? "-j in config.json" : "-j", a->val_data);
         data_check_same_kind(d, a);
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
-    snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
-    snprintf(d->val_fingerprint, sizeof d->val_fingerprint, "%016" PRIx64, token_files_fingerprint(&d->val_files));
+    data_fingerprint(d->fingerprint, &d->train_files, false, 0);
+    data_fingerprint(d->val_fingerprint, &d->val_files, false, 0);
 }
 
 // Stops if weights trained on tokens would read text as bytes: the ids of bytes are other tokens.
@@ -188,8 +195,8 @@ static inline void data_open_examples(RunData *d, const TrainArgs *a, const Toke
         input_error("-i %s holds text, but the model's tokenizer is not known: give it with --tokenizer",
                     a->train_data);
     }
-    uint64_t identity = hash_bytes(tokenizer_fingerprint(tokenizer), d->fingerprint, strlen(d->fingerprint));
-    snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, identity);
+    d->tokenizer_fingerprint = tokenizer_fingerprint(tokenizer);
+    data_fingerprint(d->fingerprint, &d->train_files, false, d->tokenizer_fingerprint);
     d->examples = examples_load("-i", a->train_data, tokenizer, a->T, a->skip_bad);
     int count = d->examples.count, held_out = a->val_data ? 0 : count / 10;
     if (!a->val_data && held_out == 0 && a->val_every > 0) {
@@ -263,13 +270,34 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
     token_files_close(&d->files);
 }
 
-// Updates in one epoch, at least 1: tokens over the tokens of an update, as llm.c counts. A file ends with less than a
-// sequence, so the last update may take its last sequences from the next epoch.
-static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
-    uint64_t tokens =
-        d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_used(&d->train_files, a->T);
-    int64_t steps = (int64_t)tokens / tokens_of_update(a);
-    return steps > 0 ? steps : 1;
+// The tokens of one epoch. A file ends with less than a sequence, so the last update may take its last sequences from
+// the next epoch.
+static inline int64_t data_epoch_tokens(const RunData *d, const TrainArgs *a) {
+    return d->has_examples ? (int64_t)d->train_rows.num_rows * a->T : (int64_t)token_files_used(&d->train_files, a->T);
+}
+
+// The step at which the first epoch ends, at least 1: what is left of it at the loader's position after `step` steps,
+// over the tokens of an update, rounded down as llm.c does. So a run that resumes with another -d reads the data once.
+static inline long long data_last_step(const RunData *d, const TrainArgs *a, long long step) {
+    int64_t update = tokens_of_update(a);
+    int64_t read = a->overfit ? step * update : (int64_t)d->train_loader.position * a->T;
+    int64_t left = data_epoch_tokens(d, a) - read;
+    long long last = step + (left > 0 ? left / update : 0);
+    return last > 0 ? last : 1;
+}
+
+// the sequences of the first epoch that a run at `step` leaves unread when it ends after `last` steps
+static inline int64_t data_epoch_rest(const RunData *d, const TrainArgs *a, long long step, long long last) {
+    int64_t read = (int64_t)d->train_loader.position * a->T + (last - step) * tokens_of_update(a);
+    return (data_epoch_tokens(d, a) - read) / a->T;
+}
+
+// the tokens that each validation scores: those of its -m micro-batches, or of all
+static inline uint64_t data_val_tokens(const RunData *d, const TrainArgs *a) {
+    const DataLoader *l = &d->val_loader;
+    if (a->val_every == 0) { return 0; }
+    uint64_t all = l->sequences_per_epoch, asked = (uint64_t)a->val_batches * (uint64_t)a->B;
+    return dataloader_targets(l, 0, a->val_batches < 0 || asked > all ? all : asked);
 }
 
 // ---- the data in state.json: the position, and the settings and files that give the position its tokens
@@ -282,6 +310,14 @@ static inline void data_state_add(cJSON *state, const RunData *d, const TrainArg
     cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&d->train_files));
     if (a->val_data) { cJSON_AddStringToObject(state, "validation_data", d->val_fingerprint); }
     cJSON_AddBoolToObject(state, "validation_held_out", !a->val_data);
+}
+
+// True if the files are those of a fingerprint in state.json. Versions up to 1.0 counted the names of the files too.
+static inline bool same_fingerprint(const char *saved, const char *now, const TokenFiles *files, uint64_t tokenizer) {
+    char named[17];
+    if (!saved || strcmp(saved, now) == 0) { return saved != NULL; }
+    data_fingerprint(named, files, true, tokenizer);
+    return strcmp(saved, named) == 0;
 }
 
 // Stops if a resumed run would read other data, or in another order. file: the path of state.json, for messages.
@@ -301,14 +337,15 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
     }
     const char *train = json_string(state, "training_data");
     const char *val = json_string(state, "validation_data");
-    if (!train || strcmp(train, d->fingerprint) != 0) {
+    if (!same_fingerprint(train, d->fingerprint, &d->train_files, d->tokenizer_fingerprint)) {
         input_error("the run of '%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
                     "-i %s, which gives %" PRIu64 "; give the files it was trained on, or start a new run from the "
                     "checkpoint with -e and another -o",
                     file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
                     token_files_total(&d->train_files));
     }
-    if (val && a->val_data && strcmp(val, d->val_fingerprint) != 0) {  // older versions wrote none
+    if (val && a->val_data &&
+        !same_fingerprint(val, d->val_fingerprint, &d->val_files, 0)) {  // older versions wrote none
         input_error("the run of '%s' was validated on other data than -j %s; give the files it was validated on, or "
                     "start a new run from the checkpoint with -e and another -o",
                     file, a->val_data);

@@ -389,14 +389,20 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
+    if (!json && access(path, F_OK) == 0) {
+        input_error("'%s' is not a JSON object, so the run's flags are not known: delete it, and give all of them",
+                    path);
+    }
     *args = default_args;
-    flags_from_json(flag_table, NUM_FLAGS, args, json);
+    flags_from_json(flag_table, NUM_FLAGS, args, json, path);
     if (flag_was_auto(json, "recompute")) { args->recompute = RECOMPUTE_AUTO; }
     if (flag_was_auto(json, "fuse-gelu")) { args->fuse_gelu = FUSE_GELU_AUTO; }
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }
     args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
+    args->saved_train_data = args->train_data && args->train_data == before.train_data;
+    args->saved_val_data = args->val_data && args->val_data == before.val_data;
     return json;
 }
 

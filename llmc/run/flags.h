@@ -349,23 +349,28 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     return object;
 }
 
-// The inverse of flags_to_json, but for flags that are not resumed. A missing, null or invalid item leaves its field as
-// it is, since the file may be of another version. Strings point into `json`: delete it after the last use of `values`.
-static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json) {
+// The inverse of flags_to_json, but for flags that are not resumed. A missing item leaves its field as it is, since the
+// file may be of another version. Stops at a value that the flag does not take on the command line; path: the file's.
+// Strings point into `json`: delete it after the last use of `values`.
+static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *path) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         if (!flag->name || flag->not_resumed) { continue; }
-        char number[FLAG_TEXT];
+        char number[FLAG_TEXT], takes[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag->name);
+        bool is_text = flag->type == FLAG_STRING || flag->type == FLAG_OPTION;
         const char *text = flag_is_number(flag) ? NULL : cJSON_GetStringValue(item);
-        if (cJSON_IsNumber(item) && (flag_is_number(flag) || flag->type == FLAG_CHOICE)) {
+        if (!item || (is_text && cJSON_IsNull(item))) { continue; }
+        if (cJSON_IsNumber(item) && !is_text) {
             flag_real_text(item->valuedouble, number);
             text = number;
         }
         if (text && !*text && flag->type == FLAG_OPTION) {
             *(const char **)((char *)values + flag->offset) = text;
-        } else if (text) {
-            flag_store(flag, values, text);
+        } else if (!text || !flag_store(flag, values, text)) {
+            flag_takes_text(flag, takes);
+            input_error("'%s' has %.60s as \"%s\", which takes %s; mend the file", path, cJSON_PrintUnformatted(item),
+                        flag->name, takes);
         }
     }
 }

@@ -6,8 +6,9 @@ defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logg
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
                "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.
-               {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, with "bits_per_byte":x if the
-               tokenizer is known. n counts finished updates. A number that is not finite is null.
+               {"step":n,"val_loss":x,"val_tokens":n} or {"step":n,"hellaswag":x} for an evaluation, with
+               "bits_per_byte":x if the tokenizer is known. n counts finished updates. A number that is not finite is
+               null.
 main.log       "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for a training
                step, where i = n - 1 counts updates from 0
 stdout         at most one line a second, and always the first and the last step
@@ -33,11 +34,13 @@ typedef struct {
     char path[PATH_LENGTH];
 } LogFile;
 
-// Opens or creates a log, but never through a link. empty: starts a new file.
+// Opens or creates a log, but never through a link. empty: starts a new file, and renames an old one to PATH.old.
 static inline LogFile log_file_open(const char *path, bool empty) {
     LogFile f = {-1, 0, NULL, 0, false, ""};
+    char old[PATH_LENGTH];
     format_path(f.path, "%s", path);
-    bool ready = !empty || unlink(path) == 0 || errno == ENOENT;
+    format_path(old, "%s.old", path);
+    bool ready = !empty || rename(path, old) == 0 || errno == ENOENT;
     if (ready) { f.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, FILE_MODE); }
     if (f.fd < 0) {
         run_error("could not open '%s': %s; make it a file in a writable folder, or give another -o", path,
@@ -298,6 +301,7 @@ static inline void logger_val(Logger *log, long long step, double val_loss, doub
         snprintf(bits, sizeof bits, " | bits per byte %.4f", bits_per_byte);
         logger_number(line, "bits_per_byte", bits_per_byte);
     }
+    logger_number(line, "val_tokens", (double)tokens);
     log_file_line(&log->main_log, "s:%lld tel:%.4f\n", step, val_loss);
     logger_print(step, "validation loss %.4f (%s tokens)%s", val_loss, count_text(count, tokens), bits);
     log_file_line(&log->metrics, "{\"step\":%lld%s}\n", step, line);

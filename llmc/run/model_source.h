@@ -1,6 +1,6 @@
 /*
 The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
-defines: ModelSource, model_source, hash_weights, check_trained, check_length, check_rows
+defines: ModelSource, resumed_checkpoint, model_source, hash_weights, check_trained, check_length, check_rows
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -22,6 +22,12 @@ typedef struct {
     ModelFile weights;             // opened if has_weights; the caller closes it
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
+
+// The checkpoint that -y 1 resumes: its step, and its folder; -1 and "": the run begins.
+static inline long long resumed_checkpoint(char *folder, const TrainArgs *a) {
+    *folder = 0;
+    return a->resume && !a->generate && !a->eval ? checkpoint_newest(folder, a->run_dir) : -1;
+}
 
 // Stops at a folder with weights in another format, and names the file.
 static inline void refuse_other_folder(const char *folder) {
@@ -90,12 +96,10 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);
-    long long step = a->resume && !a->generate && !a->eval ? checkpoint_latest(a->run_dir) : -1;
-    if (step < 0) {
+    if (resumed_checkpoint(source.checkpoint, a) < 0) {
         source.has_weights = resolve_model(a, data_vocab, a->T, &source.config, &source.weights);
         return source;
     }
-    checkpoint_path(source.checkpoint, a->run_dir, step);
     source.weights = model_open(source.checkpoint);
     source.has_weights = true;
     source.config = source.weights.config;

@@ -1,11 +1,12 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
 signals that end a run with a checkpoint.
-defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine,
+defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, hash_text, add_hash, share_machine,
          start_process, catch_signals, agreed_signal, signal_text
 
-The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends), SIGXCPU (the soft limit of CPU time), and SIGUSR1 and
-SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends the program at once.
+The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends), SIGPIPE (the reader of stdout is gone), SIGXCPU (the
+soft limit of CPU time), and SIGUSR1 and SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends
+the program at once.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -47,9 +48,11 @@ static inline void check_all_have(Comm *world, cJSON *items, const char *advice)
     cJSON_Delete(items);
 }
 
+static inline void hash_text(char text[17], uint64_t hash) { snprintf(text, 17, "%016" PRIx64, hash); }
+
 static inline void add_hash(cJSON *json, const char *name, uint64_t hash) {
     char text[17];
-    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    hash_text(text, hash);
     cJSON_AddStringToObject(json, name, text);
 }
 
@@ -186,23 +189,35 @@ static inline void start_process(char **argv) {
 // Globals: a signal handler has no argument.
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
+static const char *signal_answer;              // what handle_signal prints; "" on ranks other than 0
 
 // Two signals within 0.2 s count as one, since `timeout` signals both the program and its group. SIGXCPU comes again
-// after each second of CPU time until the hard limit.
+// after each second of CPU time until the hard limit, and SIGPIPE with each line that has no reader.
 static inline void handle_signal(int signal_number) {
     const double one_signal = 0.2;  // seconds
+    int error = errno;
     if (!received_signal) {
         received_at = now_seconds();
         received_signal = signal_number;
-    } else if (signal_number != SIGXCPU && now_seconds() - received_at > one_signal) {
+        ssize_t put = write(STDERR_FILENO, signal_answer, strlen(signal_answer));  // a handler may not call printf
+        (void)put;
+    } else if (signal_number != SIGXCPU && signal_number != SIGPIPE && now_seconds() - received_at > one_signal) {
         signal(signal_number, SIG_DFL);
         raise(signal_number);
     }
+    errno = error;
 }
 
 // A signal that was ignored when the program started, as under nohup, stays ignored.
-static inline void catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+static inline void catch_signals(const TrainArgs *a) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGPIPE};
+    signal_answer = a->rank > 0 ? ""
+                    : a->checkpoint_every == 0
+                        ? "\ntrain_gpt2: stopping; without -n no checkpoint is saved; Ctrl-C again stops at once\n"
+                    : num_ranks(a) > 1
+                        ? "\ntrain_gpt2: stopping after this step, then saving; Ctrl-C again stops without saving\n"
+                        : "\ntrain_gpt2: stopping after this micro-step, then saving; Ctrl-C again stops without "
+                          "saving\n";
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
@@ -222,5 +237,6 @@ static inline const char *signal_text(int signal_number) {
            : signal_number == SIGINT  ? "interrupted"
            : signal_number == SIGTERM ? "told to end by SIGTERM"
            : signal_number == SIGXCPU ? "out of CPU time (SIGXCPU)"
+           : signal_number == SIGPIPE ? "the reader of stdout is gone (SIGPIPE)"
                                       : "told to end by a signal";
 }

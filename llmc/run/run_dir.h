@@ -2,7 +2,7 @@
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
 defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step, open_run_dir,
-         check_skips, best_val_loss, evaluations_read
+         check_skips, evaluations_read, rename_best, check_time_limit, print_resume_command
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -15,6 +15,7 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 #include "llmc/run/flag_table.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/logger.h"
+#include "llmc/run/model_source.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
@@ -22,25 +23,52 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-// Stops if the directory holds a run of llm.c: a new run would empty its main.log.
-static inline void check_no_llmc_run(const char *run_dir) {
-    static const char *const patterns[] = {"model_[0-9]*[0-9].bin", "main.log", "DONE_[0-9]*[0-9]"};
+// The last step in a run's metrics.jsonl; -1: no line
+static inline long long last_logged_step(const char *run_dir) {
+    char path[PATH_LENGTH], *line = NULL;
+    size_t room = 0;
+    long long last = -1;
+    format_path(path, "%s/metrics.jsonl", run_dir);
+    FILE *file = logger_open_old(path);
+    while (logger_next_line(file, &line, &room, path) > 0) {
+        if (logger_line_step(line) > last) { last = logger_line_step(line); }
+    }
+    free(line);
+    if (file) { fclose(file); }
+    return last;
+}
+
+// True if the folder is of a run that ended before its first checkpoint was due, which -y 1 starts again.
+static inline bool ended_early(const char *run_dir) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", run_dir);
+    cJSON *config = try_read_json(path);
+    const cJSON *every = json_get(config, "checkpoint-every");
+    long long last = last_logged_step(run_dir);
+    bool early = cJSON_IsNumber(every) && (last < 0 || last <= every->valuedouble);
+    cJSON_Delete(config);
+    return early;
+}
+
+// name (PATH_LENGTH) = a file or folder of another run or of a model; "" if there is none
+static inline void find_other_run(char *name, const char *run_dir) {
+    static const char *const patterns[] = {"step_*[0-9]", "DONE_*[0-9]", "best",          "metrics.jsonl", "main.log",
+                                           "config.json", "*.pt",        "*.safetensors", "*model*.bin",   "*.gguf",
+                                           "*.pth",       "*.ckpt",      "*.h5",          "*.msgpack"};
     DIR *dir = opendir(run_dir);
+    *name = 0;
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        for (int i = 0; i < 3; i++) {
-            if (fnmatch(patterns[i], entry->d_name, 0) != 0) { continue; }
-            input_error("-o %s holds %s of a run of llm.c, which cannot be resumed here; give a new folder", run_dir,
-                        entry->d_name);
+        for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+            if (fnmatch(patterns[i], entry->d_name, 0) == 0) { format_path(name, "%s", entry->d_name); }
         }
     }
     if (dir) { closedir(dir); }
 }
 
-// Stops if -o cannot be used, or if a new run would overwrite another one.
+// Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model.
 static inline void check_run_dir(const TrainArgs *a) {
-    static const char *const files[] = {"metrics.jsonl", "config.json"};
     const int longest = PATH_LENGTH - 64;  // leaves room for the names of files
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], name[PATH_LENGTH];
     if (!a->run_dir) { return; }
     if (strlen(a->run_dir) > (size_t)longest) {
         input_error("-o is %zu characters long, and the maximum is %d; give a shorter one", strlen(a->run_dir),
@@ -51,15 +79,16 @@ static inline void check_run_dir(const TrainArgs *a) {
         input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
                     a->run_dir, strerror(errno));
     }
-    bool used = checkpoint_latest(a->run_dir) >= 0;
-    for (int i = 0; i < 2; i++) {
-        format_path(path, "%s/%s", a->run_dir, files[i]);
-        used |= access(path, F_OK) == 0;
+    if (resumed_checkpoint(path, a) >= 0) { return; }
+    find_other_run(name, a->run_dir);
+    if (!*name || (a->resume && ended_early(a->run_dir))) { return; }
+    if (a->resume) {
+        input_error("-y 1: '%s' holds %s, but no whole checkpoint, step_ folder or best/, to resume from; give a new "
+                    "folder with -o",
+                    a->run_dir, name);
     }
-    if (!used) { check_no_llmc_run(a->run_dir); }
-    if (used && !a->resume) {
-        input_error("-o %s holds another run; give a new folder, or -y 1 to resume that run", a->run_dir);
-    }
+    input_error("-o %s holds another run or a model, with %s; give a new folder, or -y 1 to resume a run", a->run_dir,
+                name);
 }
 
 // Makes the folder and its parents, and syncs the folder above each: otherwise a power cut could undo a new folder,
@@ -88,15 +117,11 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// -y 1: stops if the last checkpoint is damaged. All ranks call it: rank 0 reads the checkpoint before any rank opens
-// it.
+// -y 1: stops if the checkpoint to resume is damaged. All ranks call it: rank 0 reads the checkpoint before any rank
+// opens it.
 static inline void check_last_checkpoint(const TrainArgs *a, Comm *world) {
     char folder[PATH_LENGTH];
-    long long last = a->resume && world->rank == 0 ? checkpoint_latest(a->run_dir) : -1;
-    if (last >= 0) {
-        checkpoint_path(folder, a->run_dir, last);
-        checkpoint_check(folder, a->run_dir, true);
-    }
+    if (world->rank == 0 && resumed_checkpoint(folder, a) >= 0) { checkpoint_check(folder, a->run_dir, true); }
     comm_barrier(world);
 }
 
@@ -104,7 +129,6 @@ static inline void check_last_checkpoint(const TrainArgs *a, Comm *world) {
 static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
     struct statvfs disk;
     char folder[PATH_LENGTH], above[PATH_LENGTH];
-    if (a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
     if (!saves_checkpoints(a)) { return; }
     format_path(folder, "%s", a->run_dir);
     while (statvfs(folder, &disk) != 0) {  // the folder does not exist yet: try the one above
@@ -135,11 +159,26 @@ static inline cJSON *run_config(const TrainArgs *a) {
     return flags_to_json(flag_table, NUM_FLAGS, &args);
 }
 
+// Prints the names in a resumed run's config.json that are no flags, such as those of another version.
+static inline void print_unknown_flags(const cJSON *config) {
+    const cJSON *item;
+    int found = 0;
+    cJSON_ArrayForEach(item, config) {
+        char name[FLAG_TEXT];
+        snprintf(name, sizeof name, "--%s", item->string);
+        if (flag_find(flag_table, NUM_FLAGS, name, strlen(name)) || strcmp(item->string, "chosen") == 0) { continue; }
+        printf("%s%s", found++ ? ", " : "note      config.json has names that are no flags, and without effect: ",
+               item->string);
+    }
+    if (found) { putchar('\n'); }
+}
+
 // Prints each flag that differs from the resumed run's, if config.json can be read.
 static inline void print_changed_flags(const TrainArgs *a) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", a->run_dir);
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
+    print_unknown_flags(before);
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
         bool hidden = flag_choice_index("resume output gpu-log", item->string) >= 0;
@@ -188,7 +227,8 @@ static inline long long resumed_step(const cJSON *state, const TrainArgs *a, con
     char file[PATH_LENGTH];
     format_path(file, "%s/state.json", folder);
     long long step = json_whole(state, "step", 0, INT_MAX - 1, file);
-    if (step != checkpoint_latest(a->run_dir)) {
+    char newest[PATH_LENGTH];
+    if (step != resumed_checkpoint(newest, a)) {
         input_error("'%s' says step %lld, and its folder is named for another; restore the file or the folder's name",
                     file, step);
     }
@@ -222,51 +262,99 @@ static inline void check_skips(const TrainArgs *a, const Outliers *outliers, con
 
 // ---- the evaluations of a resumed run
 
-// Records the evaluations in metrics.jsonl up to `step`.
-static inline void evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
-    static const char val_loss[] = "\"val_loss\":";
+// the number after "key": in a line of metrics.jsonl; NAN for null, `missing` without the key
+static inline double line_number(const char *line, const char *key, double missing) {
+    const char *value = strstr(line, key);
+    if (!value) { return missing; }
+    return strncmp(value += strlen(key), "null", 4) ? strtod(value, NULL) : NAN;
+}
+
+// Records the evaluations in metrics.jsonl up to `step`. Returns the tokens of the last validation if its loss cannot be
+// compared with those of this run, else 0. Older versions wrote no val_tokens.
+static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
     FILE *file = logger_open_old(path);
     char *line = NULL;
     size_t room = 0;
+    uint64_t other = 0;
     while (logger_next_line(file, &line, &room, path) > 0) {
         long long at = logger_line_step(line);
-        const char *value = strstr(line, val_loss);
         if (at < 0 || at > step) { continue; }
-        if (value) {
-            evaluations_add(e, at, strncmp(value += strlen(val_loss), "null", 4) ? strtod(value, NULL) : NAN);
-        }
         if (strstr(line, "\"hellaswag\":")) { e->hellaswag = at; }
+        if (!strstr(line, "\"val_loss\":")) { continue; }
+        uint64_t tokens = (uint64_t)line_number(line, "\"val_tokens\":", (double)e->tokens);
+        other = tokens != e->tokens ? tokens : 0;
+        evaluations_add(e, at, tokens == e->tokens ? line_number(line, "\"val_loss\":", NAN) : NAN);
     }
     free(line);
     if (file) { fclose(file); }
+    return other;
 }
 
-// The validation loss of RUN/best, in its state.json or, written by older versions, best.json; DBL_MAX: none.
-static inline double best_val_loss(const char *run_dir) {
+// Reads the validation loss of RUN/best, in its state.json or, written by older versions, best.json. Returns its tokens
+// if it cannot be compared, else 0.
+static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir) {
     static const char *const names[] = {"state.json", "best.json"};
-    double best = DBL_MAX;
+    uint64_t other = 0;
     for (int i = 0; i < 2; i++) {
         char path[PATH_LENGTH];
         format_path(path, "%s/best/%s", run_dir, names[i]);
         cJSON *json = try_read_json(path);
-        const cJSON *loss = cJSON_GetObjectItemCaseSensitive(json, "val_loss");
-        if (cJSON_IsNumber(loss)) { best = loss->valuedouble; }
+        const cJSON *loss = json_get(json, "val_loss"), *tokens = json_get(json, "val_tokens");
+        bool same = !cJSON_IsNumber(tokens) || tokens->valuedouble == (double)e->tokens;
+        if (cJSON_IsNumber(loss) && same) { e->best = loss->valuedouble; }
+        if (!same) { other = (uint64_t)tokens->valuedouble; }
         cJSON_Delete(json);
     }
-    return best;
+    e->keeps_other_best = other > 0;
+    return other;
 }
 
 // The evaluations of a run that resumes after `step`, where a kill may have prevented some; 0: a new run. hellaswag:
-// HellaSwag's file, or NULL. All ranks call it; rank 0 reads.
-static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, long long step, Comm *world) {
-    Evaluations e = {hellaswag != NULL, -1, -1, DBL_MAX, 0, 0, DBL_MAX, ""};
-    char path[PATH_LENGTH];
+// HellaSwag's file, or NULL. val_tokens: of a validation. All ranks call it; rank 0 reads.
+static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, uint64_t val_tokens,
+                                           long long step, Comm *world) {
+    Evaluations e = {hellaswag != NULL, -1,    -1, a->val_every > 0 ? a->val_every : 1, val_tokens, DBL_MAX, 0, 0,
+                     DBL_MAX,           false, ""};
+    char path[PATH_LENGTH], before[COUNT_LENGTH], now[COUNT_LENGTH];
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);
-        evaluations_read_metrics(&e, path, step);
-        e.best = best_val_loss(a->run_dir);
+        uint64_t other = evaluations_read_metrics(&e, path, step), of_best = evaluations_read_best(&e, a->run_dir);
+        bool compares = (a->patience > 0 && other) || (keeps_best(a) && of_best);
+        if (a->val_every > 0 && compares) {
+            printf("note      validations were of %s tokens and are of %s: --patience and --keep-best begin anew%s\n",
+                   count_text(before, of_best ? of_best : other), count_text(now, val_tokens),
+                   of_best ? ", and best/ stays under a name with its step" : "");
+        }
     }
     evaluations_check_patience(&e, a->patience);
     comm_broadcast_host(&e, sizeof e, 0, world);
     return e;
+}
+
+// Renames RUN/best to best_<step>: the next one is chosen on other validation tokens.
+static inline void rename_best(const char *run_dir) {
+    char best[PATH_LENGTH], kept[PATH_LENGTH];
+    format_path(best, "%s/best", run_dir);
+    format_path(kept, "%s/best_%08lld", run_dir, checkpoint_best(run_dir));
+    rename(best, kept);
+}
+
+// ---- the end of a start
+
+// Stops a run whose --time-limit ended before its first update: started again and again, it would never get anywhere.
+static inline void check_time_limit(const TrainArgs *a, int steps_seen, const char *reason) {
+    if (steps_seen > 0 || strncmp(reason, "--time-limit", 12) != 0) { return; }
+    run_error("--time-limit %g ended before one update of %lld tokens was finished, so nothing was trained; give a "
+              "longer one, or fewer tokens with -d",
+              a->time_limit, tokens_of_update(a));
+}
+
+// Prints the command that resumes the run, if it has a checkpoint.
+static inline void print_resume_command(const TrainArgs *a) {
+    char folder[2 * PATH_LENGTH];
+    if (!a->run_dir || checkpoint_newest(folder, a->run_dir) < 0) { return; }
+    printf("resume    ");
+    if (num_ranks(a) > 1) { printf("mpirun -np %d ", num_ranks(a)); }
+    printf("%s -o %s -y 1\n", program_invocation_name, shell_word(folder, sizeof folder, a->run_dir));
+    fflush(stdout);
 }

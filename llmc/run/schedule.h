@@ -182,10 +182,13 @@ static inline void outliers_restore(Outliers *o, const cJSON *state, const char 
 typedef struct {
     bool scores_hellaswag;     // -h 1, and its file is there
     long long val, hellaswag;  // the last steps with a result; -1: none
+    int every;                 // -v, at least 1
+    uint64_t tokens;           // of a validation; losses of other tokens are not compared
     double lowest;             // validation loss; DBL_MAX: none
     long long lowest_step;     // its step
     int since;                 // validations after lowest_step
     double best;               // validation loss of the checkpoint RUN/best; DBL_MAX: none
+    bool keeps_other_best;     // RUN/best is of other validation tokens, and gets another name
     char patience_over[128];   // "" or why --patience ends the run
 } Evaluations;
 
@@ -204,10 +207,11 @@ static inline void evaluations_check_patience(Evaluations *e, int patience) {
              e->lowest, e->lowest_step);
 }
 
-// Records the validation of a step. A loss that is not finite never becomes the lowest.
+// Records the validation of a step. A loss that is not finite never becomes the lowest. One that only the end of a start
+// made, between two multiples of -v, does not count, so that a run that was stopped ends as an uninterrupted one does.
 static inline void evaluations_add(Evaluations *e, long long step, double loss) {
     e->val = step;
-    if (!isfinite(loss)) { return; }
+    if (!isfinite(loss) || step % e->every != 0) { return; }
     e->since++;
     if (logged_loss(loss) >= e->lowest) { return; }
     e->lowest = logged_loss(loss);

@@ -76,7 +76,7 @@ typedef struct {
     // information
     const char *plan, *help, *version, *self_check;
     // no flags
-    bool saved_model;  // a resumed run has the -e of its config.json
+    bool saved_model, saved_train_data, saved_val_data;  // a resumed run has the -e, -i or -j of its config.json
 } TrainArgs;
 
 // ranks of the world; valid after args_set_ranks
