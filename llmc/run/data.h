@@ -6,7 +6,6 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
          data_epoch_rest, data_val_tokens,         data_state_add, data_state_check, data_state_seek
 */
 #pragma once
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/common/check.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/floatx.h"
