@@ -115,7 +115,7 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
         return c;
     }
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) {
+    if (!find_files(&found, pattern)) {
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }

@@ -67,7 +67,7 @@ static inline bool token_file_is_shard(const char *path) {
 // True if the first file that matches a glob pattern is a shard.
 static inline bool token_files_match_shards(const char *pattern) {
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) { return has_ending(pattern, ".bin"); }
+    if (!find_files(&found, pattern)) { return has_ending(pattern, ".bin"); }
     bool shard = token_file_is_shard(found.gl_pathv[0]);
     globfree(&found);
     return shard;
@@ -117,7 +117,7 @@ static inline void token_file_open(TokenFile *file, const char *flag, const char
 // copied. Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
 static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) {
+    if (!find_files(&found, pattern)) {
         input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special; put a backslash before "
                     "one in a name)",
                     flag, pattern);
