@@ -141,7 +141,7 @@ static inline void print_changed_flags(const TrainArgs *a) {
     format_path(path, "%s/config.json", a->run_dir);
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     cJSON_ArrayForEach(item, now) {
-        const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
+        const cJSON *old = json_get(before, item->string);
         bool hidden = flag_choice_index("resume output gpu-log", item->string) >= 0;
         bool still_auto =
             flag_was_auto(before, item->string) && cJSON_IsString(item) && !strcmp(item->valuestring, "auto");
@@ -249,7 +249,7 @@ static inline double best_val_loss(const char *run_dir) {
         char path[PATH_LENGTH];
         format_path(path, "%s/best/%s", run_dir, names[i]);
         cJSON *json = try_read_json(path);
-        const cJSON *loss = cJSON_GetObjectItemCaseSensitive(json, "val_loss");
+        const cJSON *loss = json_get(json, "val_loss");
         if (cJSON_IsNumber(loss)) { best = loss->valuedouble; }
         cJSON_Delete(json);
     }
