@@ -2,8 +2,8 @@
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
          token_files_split, token_files_total, token_files_used, token_files_fingerprint, token_files_close, DataLoader,
-         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
-         dataloader_batches, dataloader_targets, dataloader_close
+         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_check_ids, dataloader_next,
+         dataloader_seek, dataloader_batches, dataloader_targets, dataloader_close
 
 Files       A token shard of llm.c, under any name (a name in .bin must be one): 256 int32 {20240520, 1, number of
             tokens, vocabulary, 0...}, then the tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's
@@ -21,12 +21,15 @@ Examples    Of examples.h, a sequence is a row. The rows of an epoch are permute
 Validation  A loader of one epoch has rows without targets after it, so each sequence is scored once.
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
             is reported by dataloader_check, or by the dataloader_next that would return the batch.
+Bad ids     end a run before its first step, not after days: dataloader_check_ids reads the shards that the run will
+            read, each on one rank, and ranks that share the files share the work.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
+#include "llmc/common/progress.h"
 #include "llmc/common/range.h"
 #include "llmc/common/rng.h"
 #include "llmc/data/examples.h"
@@ -494,10 +497,48 @@ static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *ro
     loader_start_thread(l);
 }
 
-// Stops at an error in the data of the next batch. A run on token files checks its first batch before it writes.
+// Stops at an error in the data of the next batch.
 static inline void dataloader_check(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
+}
+
+// Stops at an id past the vocabulary in file f. *checked: bytes, for the progress
+static inline void loader_check_file(const DataLoader *l, int f, uint64_t *checked) {
+    enum { CHUNK = 1 << 15 };  // tokens, which stay in the CPU's cache
+    const TokenFile *file = &l->files.files[f];
+    TokenReader reader = token_reader_open(&l->files, CHUNK, l->tokens.vocab_size);
+    int *ids = (int *)xmalloc(CHUNK * sizeof *ids);
+    for (uint64_t at = 0; at < file->num_tokens; at += CHUNK) {
+        size_t count = (size_t)(file->num_tokens - at < CHUNK ? file->num_tokens - at : CHUNK);
+        if (!token_reader_read(&reader, ids, f, file->first_token + at, count)) { token_reader_stop(&reader); }
+        *checked += count * (size_t)l->files.token_bytes;
+        progress_show("checking token ids", (double)*checked, 0);
+    }
+    free(ids);
+    token_reader_close(&reader);
+}
+
+// Stops at an error in the next batch, and at a bad id in a file that holds one of the next `count` sequences. Each
+// rank reads its share of the files.
+static inline void dataloader_check_ids(DataLoader *l, uint64_t count) {
+    uint64_t first = l->position, n = l->sequences_per_epoch, checked = 0;
+    int num_files = l->files.num_files, turn = 0;
+    dataloader_check(l);
+    if (l->rows || l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16)) { return; }
+    bool *seen = (bool *)xcalloc((size_t)num_files, sizeof *seen);
+    for (uint64_t epoch = first / n; epoch <= first / n + 1; epoch++) {  // the second has all that follow
+        loader_start_epoch(l, epoch);
+        for (int i = 0; i < num_files; i++) {
+            int f = l->order[i];
+            uint64_t begin = epoch * n + (i ? l->ends[i - 1] : 0), end = epoch * n + l->ends[i];
+            if (seen[f] || end <= first || begin >= first + count) { continue; }
+            seen[f] = true;
+            if (turn++ % l->num_ranks == l->rank) { loader_check_file(l, f, &checked); }
+        }
+    }
+    free(seen);
+    progress_show("checking token ids", -1, 0);
 }
 
 // Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.
