@@ -2,7 +2,8 @@
 Command-line flags from one table: a row per flag drives parsing, --help, the banner and config.json.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
   A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
-  The last occurrence of a flag wins, so flags appended to a script's command override the script's own.
+  The last occurrence of a flag wins, so flags appended to a script's command override the script's own. A flag that
+  names data by a pattern is given once: of -i a -i b, a would not be read.
   An option takes its value joined only: --plan or --plan=json.
 
   type          field            accepts
@@ -14,7 +15,7 @@ Command-line flags from one table: a row per flag drives parsing, --help, the ba
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
 
 Every error is one sentence with the flag and the values it takes; the exit status is 2.
-defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flags_parse,
+defines: FlagType, Flag, FLAG_HEADING, FLAG_DATA, flag_choice_index, flag_choice_text, flags_parse,
          flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
@@ -23,6 +24,7 @@ defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flag
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
+#include "llmc/common/json_file.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION } FlagType;
 
@@ -44,6 +46,8 @@ enum { NOT_RESUMED = true };
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
 
 enum { FLAG_TEXT = 256 };  // bytes of a value's text
+
+#define FLAG_DATA "GLOB"  // the value_name of a flag that names data by a pattern
 
 // ---- a row as text
 
@@ -244,8 +248,8 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     input_error("unknown flag %s; --help lists all flags", argument);
 }
 
-// Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
-static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv) {
+// Parses the flag at argv[0]; argc arguments are left. *row = its row. Returns the number of arguments read.
+static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv, const Flag **row) {
     const char *argument = argv[0];
     if (argument[0] != '-') {
         input_error("stray argument '%s': give a value as -x value or --name value, an optional value as --name=value; "
@@ -254,7 +258,7 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     }
     // only a long name can be followed by =
     int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
-    const Flag *flag = flag_find(table, count, argument, (size_t)length);
+    const Flag *flag = *row = flag_find(table, count, argument, (size_t)length);
     if (!flag) { flag_unknown(table, count, argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_OPTION && !joined) {
@@ -276,7 +280,19 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
 
 // Sets fields of `values`, which hold the defaults, from the arguments after argv[0].
 static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
-    for (int i = 1; i < argc;) { i += flag_parse(table, count, values, argc - i, argv + i); }
+    bool *given = (bool *)xcalloc((size_t)count, sizeof *given);
+    for (int i = 1, read; i < argc; i += read) {
+        const Flag *flag;
+        read = flag_parse(table, count, values, argc - i, argv + i, &flag);
+        bool is_data = flag->value_name && strcmp(flag->value_name, FLAG_DATA) == 0;
+        if (is_data && given[flag - table]) {
+            input_error("%s%s is given twice, the second time as '%s'; give one pattern for several files, in quotes: "
+                        "'data/*.txt' or '[ab].txt'",
+                        flag->letter ? "-" : "--", flag->letter ? flag->letter : flag->name, argv[i + read - 1]);
+        }
+        given[flag - table] = true;
+    }
+    free(given);
 }
 
 // ---- help
@@ -356,7 +372,7 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
         const Flag *flag = &table[i];
         if (!flag->name || flag->not_resumed) { continue; }
         char number[FLAG_TEXT];
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag->name);
+        const cJSON *item = json_get(json, flag->name);
         const char *text = flag_is_number(flag) ? NULL : cJSON_GetStringValue(item);
         if (cJSON_IsNumber(item) && (flag_is_number(flag) || flag->type == FLAG_CHOICE)) {
             flag_real_text(item->valuedouble, number);
