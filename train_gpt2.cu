@@ -1049,7 +1049,6 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    data_check_ids(&run->data, a, run->max_steps - run->step);
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
     check_same_data(&run->data, world);

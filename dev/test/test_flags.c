@@ -108,8 +108,8 @@ TEST(test_the_last_one_counts) {
 // two rows that name data, as -i and -j do
 static void parse_data(void *line) {
     static const Flag table[] = {
-        {NULL, "data", FLAG_STRING, 0, 0, 0, NULL, FLAG_DATA, "files"},
-        {"j", "more-data", FLAG_STRING, sizeof(char *), 0, 0, NULL, FLAG_DATA, "files"},
+        {NULL, "data", FLAG_STRING, 0, 0, 0, NULL, "GLOB", "files"},
+        {"j", "more-data", FLAG_STRING, sizeof(char *), 0, 0, NULL, "GLOB", "files"},
     };
     char *argv[MAX_ARGUMENTS];
     const char *values[2] = {"of config.json", "of config.json"};
@@ -121,9 +121,9 @@ static void parse_data(void *line) {
 TEST(test_data_is_named_once) {
     char once[] = "--data a -j a", twice[] = "-j a --data a -j b", joined_twice[] = "--data=a --data=a";
     parse_data(once);
-    assert_stops(EXIT_BAD_INPUT, "-j is given twice, the second time as 'b'; give one pattern for several files",
+    assert_stops(EXIT_BAD_INPUT, "-j is given twice, the second time as 'b'; give several files as one pattern",
                  parse_data, twice);
-    assert_stops(EXIT_BAD_INPUT, "--data is given twice, the second time as '--data=a'", parse_data, joined_twice);
+    assert_stops(EXIT_BAD_INPUT, "--data is given twice, the second time as 'a'", parse_data, joined_twice);
 }
 
 TEST(test_every_type) {

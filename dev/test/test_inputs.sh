@@ -339,7 +339,7 @@ report "a name with * ? or [ is that file, if it exists" "$(
 for flag in -i -j --eval; do
     report "two files in two $flag: one sentence, and none is dropped" "$(
         run 2 "${train[@]}" $flag text.txt $flag utf8.txt
-        says "$err" "$flag is given twice, the second time as 'utf8.txt'; give one pattern for several files"
+        says "$err" "$flag is given twice, the second time as 'utf8.txt'; give several files as one pattern in quotes"
         one_line "$err"
         run 2 -o no_run -y 1 $flag text.txt $flag utf8.txt
         says "$err" "is given twice"
@@ -363,8 +363,9 @@ report "of equal keys in JSON the last one counts, as in Python" "$(
 )"
 python3 - <<'PYTHON'
 import array, struct
-for name, last in ("ids_1.bin", 299), ("ids_2.bin", 299), ("ids_3.bin", 300):
-    ids = array.array("H", [i % 300 for i in range(1600)] + [last])
+for name, late in ("ids_1.bin", 299), ("ids_2.bin", 299), ("ids_3.bin", 300):
+    ids = array.array("H", [i % 300 for i in range(1601)])
+    ids[1580] = late
     with open(name, "wb") as file:
         file.write(struct.pack("<4i1008x", 20240520, 1, len(ids), 300) + ids.tobytes())
 PYTHON
@@ -373,7 +374,7 @@ report "a token past the vocabulary ends a run before it starts" "$(
         set -f
         # shellcheck disable=SC2086  # several words
         run 2 $data -e l1h1c16 -b 1 -t 16 -x 300 -s 0 -v 100 -n 1 -o bad_ids
-        says "$err" ": token 1600 of ids_3.bin is id 300, but the vocabulary has ids 0 to 299"
+        says "$err" ": token 1580 of ids_3.bin is id 300, but the vocabulary has ids 0 to 299"
         one_line "$err"
         [ ! -e bad_ids ] || echo "bad_ids was made"
     done

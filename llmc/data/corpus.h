@@ -16,9 +16,7 @@ Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB lo
 #include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"
-#include <cjson/cJSON.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <sys/stat.h>
@@ -350,8 +348,7 @@ static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, siz
     return read;
 }
 
-// The object or array of a line of JSON; the caller deletes it. NULL: something else, *error says what. line[bytes] is
-// overwritten.
+// The object or array of a line of JSON, which the caller deletes; NULL and *error: none. line[bytes] is overwritten.
 static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const char **error) {
     const char *end = line;
     size_t length = 0;
@@ -375,7 +372,7 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const cha
             continue;
         }
         in_string ^= line[i] == '"';
-        if (!in_string) { depth += (line[i] == '[' || line[i] == '{') - (line[i] == ']' || line[i] == '}'); }
+        depth += in_string ? 0 : (line[i] == '[' || line[i] == '{') - (line[i] == ']' || line[i] == '}');
         deepest = depth > deepest ? depth : deepest;
         i += corpus_copy_escape(c, line, bytes, i, &length);
     }

@@ -21,8 +21,6 @@ Examples    Of examples.h, a sequence is a row. The rows of an epoch are permute
 Validation  A loader of one epoch has rows without targets after it, so each sequence is scored once.
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
             is reported by dataloader_check, or by the dataloader_next that would return the batch.
-Bad ids     end a run before its first step, not after days: dataloader_check_ids reads the shards that the run will
-            read, each on one rank, and ranks that share the files share the work.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -35,7 +33,6 @@ Bad ids     end a run before its first step, not after days: dataloader_check_id
 #include "llmc/data/examples.h"
 #include "llmc/shapes/params.h"
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -503,41 +500,20 @@ static inline void dataloader_check(DataLoader *l) {
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
 }
 
-// Stops at an id past the vocabulary in file f. *checked: bytes, for the progress
-static inline void loader_check_file(const DataLoader *l, int f, uint64_t *checked) {
-    enum { CHUNK = 1 << 15 };  // tokens, which stay in the CPU's cache
-    const TokenFile *file = &l->files.files[f];
-    TokenReader reader = token_reader_open(&l->files, CHUNK, l->tokens.vocab_size);
-    int *ids = (int *)xmalloc(CHUNK * sizeof *ids);
-    for (uint64_t at = 0; at < file->num_tokens; at += CHUNK) {
-        size_t count = (size_t)(file->num_tokens - at < CHUNK ? file->num_tokens - at : CHUNK);
-        if (!token_reader_read(&reader, ids, f, file->first_token + at, count)) { token_reader_stop(&reader); }
-        *checked += count * (size_t)l->files.token_bytes;
-        progress_show("checking token ids", (double)*checked, 0);
-    }
-    free(ids);
-    token_reader_close(&reader);
-}
-
-// Stops at an error in the next batch, and at a bad id in a file that holds one of the next `count` sequences. Each
-// rank reads its share of the files.
-static inline void dataloader_check_ids(DataLoader *l, uint64_t count) {
-    uint64_t first = l->position, n = l->sequences_per_epoch, checked = 0;
-    int num_files = l->files.num_files, turn = 0;
+// Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so that
+// a run does not end at it after days. Ranks take the files in turn. Only for a loader at position 0.
+static inline void dataloader_check_ids(DataLoader *l, double count) {
+    const size_t T = (size_t)l->T;
+    bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);
     dataloader_check(l);
-    if (l->rows || l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16)) { return; }
-    bool *seen = (bool *)xcalloc((size_t)num_files, sizeof *seen);
-    for (uint64_t epoch = first / n; epoch <= first / n + 1; epoch++) {  // the second has all that follow
-        loader_start_epoch(l, epoch);
-        for (int i = 0; i < num_files; i++) {
-            int f = l->order[i];
-            uint64_t begin = epoch * n + (i ? l->ends[i - 1] : 0), end = epoch * n + l->ends[i];
-            if (seen[f] || end <= first || begin >= first + count) { continue; }
-            seen[f] = true;
-            if (turn++ % l->num_ranks == l->rank) { loader_check_file(l, f, &checked); }
+    for (int i = 0; !all_fit && i < l->files.num_files && (i == 0 || (double)l->ends[i - 1] < count); i++) {
+        int f = l->order[i];
+        uint64_t first = l->files.files[f].first_token, sequences = l->ends[i] - (i ? l->ends[i - 1] : 0);
+        for (uint64_t j = 0; i % l->num_ranks == l->rank && j < sequences; j++) {
+            if (!token_reader_read(&l->tokens, l->ids, f, first + j * T, T + 1)) { token_reader_stop(&l->tokens); }
         }
+        progress_show("checking token ids", i + 1, l->files.num_files);
     }
-    free(seen);
     progress_show("checking token ids", -1, 0);
 }
 

@@ -2,8 +2,8 @@
 The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
 state.json.
 defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
-         data_find_tokenizer, data_open_loaders, data_check_ids, data_open_hellaswag, check_same_data, data_close,
-         data_steps_per_epoch, data_state_add, data_state_check, data_state_seek
+         data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_steps_per_epoch,
+         data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -24,7 +24,6 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 #include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
-#include <math.h>
 
 #define HELLASWAG_BIN "dev/data/hellaswag/hellaswag_val.bin"
 
@@ -216,22 +215,13 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
         if (a->val_every == 0) { return; }
         dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
     } else {
+        double steps = a->max_steps < 0 || a->resume ? INFINITY : (double)a->max_steps;
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
+        dataloader_check_ids(&d->train_loader, steps * (double)tokens_of_update(a) / a->T);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+        dataloader_check_ids(&d->val_loader, INFINITY);
     }
-}
-
-// Stops at an id past the vocabulary in what a run of `steps` more updates reads, and at an error in the first batches.
-static inline void data_check_ids(RunData *d, const TrainArgs *a, long long steps) {
-    double all = (double)d->train_loader.sequences_per_epoch;
-    double sequences = (double)steps * (double)tokens_of_update(a) / a->T;
-    dataloader_check_ids(&d->train_loader, (uint64_t)fmax(0, fmin(sequences, all)));
-    if (a->val_every == 0) { return; }
-    DataLoader *val = &d->val_loader;
-    uint64_t batches =
-        a->val_batches < 0 ? dataloader_batches(val) : (uint64_t)a->val_batches + (uint64_t)val->num_ranks;
-    dataloader_check_ids(val, batches * (uint64_t)a->B);
 }
 
 // -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval

@@ -67,9 +67,9 @@ static const TrainArgs default_args = {
 #define OPTION(name, field, ...) ARG_ROW(NULL, name, FLAG_OPTION, field, __VA_ARGS__)
 static const Flag flag_table[] = {
     FLAG_HEADING("Data, model and output"),
-    STRING("i", "train-data", train_data, FLAG_DATA,
+    STRING("i", "train-data", train_data, "GLOB",
      "training data: token shards, examples as JSON lines, or text as bytes"),
-    STRING("j", "val-data", val_data, FLAG_DATA, "validation data (default: the last tenth of each -i file)"),
+    STRING("j", "val-data", val_data, "GLOB", "validation data (default: the last tenth of each -i file)"),
     STRING("e", "model", model, "MODEL", "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)"),
     STRING("o", "output", run_dir, "DIR", "run directory for metrics and checkpoints (default: no files written)"),
 
@@ -97,7 +97,7 @@ static const Flag flag_table[] = {
     INT("m", "val-batches", val_batches, -1, INT_MAX, "N",
      "micro-batches per validation, shared by all ranks (default %s; -1: all)"),
     SWITCH("h", "hellaswag", hellaswag, "score HellaSwag at each validation (default %s: off)"),
-    STRING(NULL, "eval", eval, FLAG_DATA,
+    STRING(NULL, "eval", eval, "GLOB",
      "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED),
 
     FLAG_HEADING("Sampling and text"),

@@ -2,8 +2,7 @@
 Command-line flags from one table: a row per flag drives parsing, --help, the banner and config.json.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
   A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
-  The last occurrence of a flag wins, so flags appended to a script's command override the script's own. A flag that
-  names data by a pattern is given once: of -i a -i b, a would not be read.
+  The last occurrence wins, so flags appended to a script's command override its own. A GLOB, data, is given once.
   An option takes its value joined only: --plan or --plan=json.
 
   type          field            accepts
@@ -15,11 +14,10 @@ Command-line flags from one table: a row per flag drives parsing, --help, the ba
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
 
 Every error is one sentence with the flag and the values it takes; the exit status is 2.
-defines: FlagType, Flag, FLAG_HEADING, FLAG_DATA, flag_choice_index, flag_choice_text, flags_parse,
+defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flags_parse,
          flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
-#include <cjson/cJSON.h>
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,8 +44,6 @@ enum { NOT_RESUMED = true };
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
 
 enum { FLAG_TEXT = 256 };  // bytes of a value's text
-
-#define FLAG_DATA "GLOB"  // the value_name of a flag that names data by a pattern
 
 // ---- a row as text
 
@@ -248,8 +244,8 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     input_error("unknown flag %s; --help lists all flags", argument);
 }
 
-// Parses the flag at argv[0]; argc arguments are left. *row = its row. Returns the number of arguments read.
-static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv, const Flag **row) {
+// Parses the flag at argv[0]; argc arguments are left. given: of each row. Returns the number of arguments read.
+static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv, bool *given) {
     const char *argument = argv[0];
     if (argument[0] != '-') {
         input_error("stray argument '%s': give a value as -x value or --name value, an optional value as --name=value; "
@@ -258,7 +254,7 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     }
     // only a long name can be followed by =
     int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
-    const Flag *flag = *row = flag_find(table, count, argument, (size_t)length);
+    const Flag *flag = flag_find(table, count, argument, (size_t)length);
     if (!flag) { flag_unknown(table, count, argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_OPTION && !joined) {
@@ -274,6 +270,12 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     if (!joined && value[0] == '-' && value[1] && !strchr(".0123456789", value[1])) {
         input_error("%s takes %s; it is followed by '%s'", argument, takes, value);
     }
+    if (given[flag - table] && strcmp(flag->value_name, "GLOB") == 0) {
+        input_error("%.*s is given twice, the second time as '%s'; give several files as one pattern in quotes, such "
+                    "as 'data/*.txt' or '[ab].txt'",
+                    length, argument, value);
+    }
+    given[flag - table] = true;
     if (!flag_store(flag, values, value)) { input_error("%.*s takes %s; found '%s'", length, argument, takes, value); }
     return joined ? 1 : 2;
 }
@@ -281,17 +283,7 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
 // Sets fields of `values`, which hold the defaults, from the arguments after argv[0].
 static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
     bool *given = (bool *)xcalloc((size_t)count, sizeof *given);
-    for (int i = 1, read; i < argc; i += read) {
-        const Flag *flag;
-        read = flag_parse(table, count, values, argc - i, argv + i, &flag);
-        bool is_data = flag->value_name && strcmp(flag->value_name, FLAG_DATA) == 0;
-        if (is_data && given[flag - table]) {
-            input_error("%s%s is given twice, the second time as '%s'; give one pattern for several files, in quotes: "
-                        "'data/*.txt' or '[ab].txt'",
-                        flag->letter ? "-" : "--", flag->letter ? flag->letter : flag->name, argv[i + read - 1]);
-        }
-        given[flag - table] = true;
-    }
+    for (int i = 1; i < argc;) { i += flag_parse(table, count, values, argc - i, argv + i, given); }
     free(given);
 }
 

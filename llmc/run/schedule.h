@@ -31,7 +31,6 @@ gets the same bits.
 #include "llmc/common/json_file.h"
 #include "llmc/ops.h"
 #include "llmc/run/train_args.h"
-#include <cjson/cJSON.h>
 #include <float.h>
 #include <math.h>
 

@@ -15,7 +15,6 @@ defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokeniz
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 #include <ctype.h>
-#include <glob.h>
 #include <unistd.h>
 
 // must not move
