@@ -1,19 +1,24 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Writes llmc/data/unicode_classes.h: which code points are letters, numbers and white space to GPT-2's pre-tokenizer.
 
-    /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h
+    pip install --target build/unicode unicodedata2==16.0.0
+    PYTHONPATH=build/unicode python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h
 
-Tests every code point with the `regex` module (Debian: python3-regex), which GPT-2 used: 806 ranges, 1 s.
+Unicode 16, as in tiktoken 0.14 and Hugging Face's tokenizers 0.23: dev/test/test_tokenize.sh compares every code point
+with tokenizers. In another version, letters and numbers that Unicode has added would be cut differently.
 """
-import regex
+import sys
 
-CLASSES = {1: regex.compile(r"\p{L}"), 2: regex.compile(r"\p{N}"), 3: regex.compile(r"\s")}  # of UnicodeClass
-SURROGATES = range(0xD800, 0xE000)  # never in valid UTF-8
+import unicodedata2
+
+VERSION = "16.0.0"
+LETTER, NUMBER, SPACE = 1, 2, 3  # of UnicodeClass
+CONTROLS = [*range(9, 14), 0x85]  # the white space outside of the categories Zs, Zl and Zp
 
 HEADER = """\
 /*
 Unicode's letters, numbers and white space. Generated: do not edit.
-  /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h     (python3-regex %s, Unicode 15)
+  dev/data/unicode_classes.py > llmc/data/unicode_classes.h     (Unicode %s)
 defines: UnicodeClass, unicode_class
 */
 #pragma once
@@ -54,9 +59,10 @@ static inline UnicodeClass unicode_class(uint32_t code) {
 
 
 def class_of(code):
-    if code in SURROGATES:
-        return None
-    return next((kind for kind, pattern in CLASSES.items() if pattern.fullmatch(chr(code))), None)
+    category = unicodedata2.category(chr(code))  # Cs, and so no class, of a surrogate
+    if code in CONTROLS:
+        return SPACE
+    return {"L": LETTER, "N": NUMBER, "Z": SPACE}.get(category[0])
 
 
 def ranges():
@@ -71,7 +77,10 @@ def ranges():
 
 
 def main():
-    print(HEADER % regex.__version__, end="")
+    if unicodedata2.unidata_version != VERSION:
+        sys.exit(f"unicode_classes.py: found Unicode {unicodedata2.unidata_version}, expected {VERSION}; install "
+                 f"unicodedata2=={VERSION}")
+    print(HEADER % VERSION, end="")
     line = "   "
     for first, count, kind in ranges():
         row = f" {{0x{first:X}, {count}, {kind}}},"

@@ -142,12 +142,43 @@ TEST(test_json) {
     for (size_t i = 0; i < LEN(broken); i++) { assert_refused(broken[i], "line 1 is not a JSON object: found"); }
     assert_refused("[1]", "line 1 is an array: found '[1]'; jq -c '.[]' FILE writes one object per line");
     static const char nul[] = "{\"text\":\"a\0b\"}";
-    assert_stops(EXIT_BAD_INPUT, "is not a JSON object", list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
+    assert_stops(EXIT_BAD_INPUT,
+                 "line 1 has a NUL byte, which JSON cannot hold: found '{\"text\":\"a'; tr -d '\\0' <FILE", list_path,
+                 (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
     for (size_t i = 0; i < LEN(other); i++) { assert_refused(other[i], "line 1 has no string in the field: found"); }
     Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");
     assert_string_equal(found.text, "b|");
     free(found.text);
+}
+
+// a document beside arrays in arrays, `depth` levels with the object; in a string, brackets are no levels
+static void nested_line(char *line, int depth) {
+    int at = sprintf(line, "{\"text\":\"[[{\\\"[\",\"x\":");
+    for (int i = 1; i < depth; i++) { line[at++] = '['; }
+    for (int i = 1; i < depth; i++) { line[at++] = ']'; }
+    strcpy(line + at, "}\n");
+}
+
+TEST(test_nested_lines) {
+    char line[2 * CJSON_NESTING_LIMIT + 64];
+    nested_line(line, CJSON_NESTING_LIMIT);
+    assert_lists("a.jsonl", line, "[[{\"[|");
+    nested_line(line, CJSON_NESTING_LIMIT + 1);
+    assert_refused(line, "line 1 is nested deeper than 1000 levels: found '{\"text\"");
+    assert_int_equal(CJSON_NESTING_LIMIT, 1000);  // as the sentence says
+}
+
+// as in Python
+TEST(test_the_last_of_equal_keys) {
+    assert_lists("a.jsonl", "{\"text\":\"a\",\"text\":\"b\",\"Text\":\"c\"}\n", "b|");
+    assert_refused("{\"text\":\"a\",\"text\":1}", "has no string in the field");
+    cJSON *json = json_of("{'a':1,'b':2,'a':3}");
+    assert_int_equal(json_whole(json, "a", 0, 9, "a file"), 3);
+    assert_int_equal(json_whole(json, "b", 0, 9, "a file"), 2);
+    assert_null(json_get(json, "c"));
+    assert_null(json_get(NULL, "a"));
+    cJSON_Delete(json);
 }
 
 TEST(test_long_line) {
@@ -246,6 +277,21 @@ TEST(test_existing_shards) {
 static void open_corpus(void *pattern) {
     Corpus corpus = corpus_open("-i", (const char *)pattern, NULL, 0);
     corpus_close(&corpus);
+}
+
+// a name with * ? [ or a backslash is that file, if it exists
+TEST(test_names_that_are_patterns) {
+    static const char *const names[] = {"n[1].txt", "n?.txt", "n\\1.txt", "n1.txt", "n2.txt"};
+    for (size_t i = 0; i < LEN(names); i++) {
+        char expected[32];
+        snprintf(expected, sizeof expected, "%s|", names[i]);
+        assert_lists(names[i], names[i], expected);
+    }
+    glob_t found;
+    assert_true(find_files(&found, temp_path("n[12].txt")));  // no file of that name
+    assert_int_equal(found.gl_pathc, 2);
+    globfree(&found);
+    assert_false(find_files(&found, temp_path("n[3].txt")));
 }
 
 TEST(test_errors) {

@@ -178,6 +178,73 @@ TEST(test_bad_id_in_a_batch) {
     dataloader_close(&loader);
 }
 
+// ---- bad ids are found before the first step
+
+enum { FIVE_BAD_0 = 2, FIVE_BAD_1 = 4 };
+
+// five shards of one sequence of length 4, two of which end with a bad id
+static void open_five(DataLoader *loader, bool shuffle, uint64_t seed, int rank, int num_ranks, int vocab_size) {
+    for (int f = 0; f < 5; f++) {
+        char name[] = "five_0.bin";
+        uint16_t ids[5] = {(uint16_t)f, 0, 0, 0, f == FIVE_BAD_0 || f == FIVE_BAD_1 ? 300 : 0};
+        name[5] = (char)('0' + f);
+        write_shard(name, ids, 5);
+    }
+    TokenFiles files = open_files("five_*.bin");
+    dataloader_open(loader, &files, 1, 4, shuffle, seed, rank, num_ranks, vocab_size);
+    token_files_close(&files);
+}
+
+typedef struct {
+    bool shuffle;
+    int rank, num_ranks, vocab_size;
+    double count;
+    uint64_t seed;
+} IdCheck;
+
+static void check_five(void *argument) {
+    const IdCheck *c = (const IdCheck *)argument;
+    DataLoader loader;
+    open_five(&loader, c->shuffle, c->seed, c->rank, c->num_ranks, c->vocab_size);
+    dataloader_check_ids(&loader, c->count);
+    dataloader_close(&loader);
+}
+
+TEST(test_bad_ids_before_the_first_step) {
+    // in order, rank 0 of 2 takes the files 0, 2 and 4
+    IdCheck good[] = {{false, 0, 1, 300, 2, 0}, {false, 0, 1, 301, INFINITY, 0}, {false, 1, 2, 300, INFINITY, 0}};
+    IdCheck bad[] = {{false, 0, 1, 300, 2.5, 0}, {false, 0, 2, 300, 3, 0}, {true, 0, 1, 300, INFINITY, 0}};
+    for (size_t i = 0; i < LEN(good); i++) { check_five(&good[i]); }
+    for (size_t i = 0; i < LEN(bad); i++) {
+        assert_stops(EXIT_BAD_INPUT, "is id 300, but the vocabulary has ids 0 to 299", check_five, &bad[i]);
+    }
+}
+
+// The files that are checked are those that the run reads.
+TEST(test_the_files_that_are_checked) {
+    int stopped = 0;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        for (int count = 1; count < 5; count++) {
+            DataLoader loader;
+            bool reads_bad = false;
+            open_five(&loader, true, seed, 0, 1, 301);
+            for (int i = 0; i < count; i++) {
+                dataloader_next(&loader);
+                reads_bad |= loader.targets[3] == 300;
+            }
+            dataloader_close(&loader);
+            IdCheck check = {true, 0, 1, 300, count, seed};
+            stopped += reads_bad;
+            if (reads_bad) {
+                assert_stops(EXIT_BAD_INPUT, "is id 300", check_five, &check);
+            } else {
+                check_five(&check);
+            }
+        }
+    }
+    assert_in_range(stopped, 5, 27);
+}
+
 // as large as before, and 10 s younger
 static void edit(const char *path) {
     struct stat info;

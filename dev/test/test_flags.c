@@ -105,6 +105,27 @@ TEST(test_the_last_one_counts) {
     assert_string_equal(parse("-o a -o -1").output, "-1");
 }
 
+// two rows that name data, as -i and -j do
+static void parse_data(void *line) {
+    static const Flag table[] = {
+        {NULL, "data", FLAG_STRING, 0, 0, 0, NULL, "GLOB", "files"},
+        {"j", "more-data", FLAG_STRING, sizeof(char *), 0, 0, NULL, "GLOB", "files"},
+    };
+    char *argv[MAX_ARGUMENTS];
+    const char *values[2] = {"of config.json", "of config.json"};
+    int argc = split((const char *)line, argv);
+    flags_parse(table, 2, values, argc, argv);
+    assert_string_equal(values[0], "a");
+}
+
+TEST(test_data_is_named_once) {
+    char once[] = "--data a -j a", twice[] = "-j a --data a -j b", joined_twice[] = "--data=a --data=a";
+    parse_data(once);
+    assert_stops(EXIT_BAD_INPUT, "-j is given twice, the second time as 'b'; give several files as one pattern",
+                 parse_data, twice);
+    assert_stops(EXIT_BAD_INPUT, "--data is given twice, the second time as 'a'", parse_data, joined_twice);
+}
+
 TEST(test_every_type) {
     Values v = parse("-b 1 -d 1099511627776 -o out/run -k wsd -l 6e-4 -q -.5 --seed 999999999999999 -nk 5");
     assert_int_equal(v.micro_batch, 1);

@@ -313,6 +313,82 @@ report "--skip-bad leaves out bad lines and counts them; the default stops at th
     says "$err" "bad.jsonl line 5 has none of these"
 )"
 
+# ---- names, keys and ids that would be read wrong without a word
+
+cp utf8.txt n1.txt && cp text.txt 'n[1].txt' && cp text.txt 'n*.txt' && cp good.jsonl 'n[1].jsonl'
+cp good_train_000001.bin 'n[1].bin'
+report "a name with * ? or [ is that file, if it exists" "$(
+    for name in 'n[1].txt' 'n*.txt'; do
+        run 0 -i "$name" -j "$name" -e l1h1c16 -b 1 -t 16 -x 1 -v 1 -s 0
+        says "$out" "data      $(stat -c %s text.txt) training tokens, $(stat -c %s text.txt) validation tokens"
+        says "$out" "-j $name has the same content as -i $name"
+    done
+    tokenize 0 name_bracket 'n[1].jsonl'
+    documents name_bracket
+    run 0 --train-bpe 300 -i 'n[1].txt' -o name_bpe
+    run 0 --train-bpe 300 -i text.txt -o text_bpe
+    same name_bpe/merges.txt text_bpe/merges.txt
+    run 0 -i 'n[1].bin' -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 0 -n 1 -o name_run
+    run 0 --eval 'n[1].bin' -e name_run --tokenizer "$merges"
+    run 2 -i 'n[1]*.bin' "${train[@]}" # no such file: a pattern
+    says "$err" "no file matches 'n[1]*.bin'"
+    cp 'n[1].bin' 'o[1]_train_000001.bin'
+    cp "$merges" 'o[1]_merges.txt' # found next to the shards
+    run 0 -i 'o[1]_train_000001.bin' -e l1h1c16 -b 1 -t 16 -x 1 -v 0 -s 1 -g 2 --prompt line
+)"
+for flag in -i -j --eval; do
+    report "two files in two $flag: one sentence, and none is dropped" "$(
+        run 2 "${train[@]}" $flag text.txt $flag utf8.txt
+        says "$err" "$flag is given twice, the second time as 'utf8.txt'; give several files as one pattern in quotes"
+        one_line "$err"
+        run 2 -o no_run -y 1 $flag text.txt $flag utf8.txt
+        says "$err" "is given twice"
+    )"
+done
+report "of equal keys in JSON the last one counts, as in Python" "$(
+    sed 's/^{/{"text":"another text",/' good.jsonl >doubled.jsonl
+    tokenize 0 doubled doubled.jsonl
+    documents doubled
+    for form in '"prompt":"a","completion":"bc"' '"prompt":"no","prompt":"a","completion":"no","completion":"bc"'; do
+        for _ in {1..9}; do echo "{$form}"; done >"form${#form}.jsonl"
+        run 0 -i "form${#form}.jsonl" "${train[@]}" -o "form${#form}"
+        metrics "form${#form}"
+    done | sort | uniq -c >losses.txt
+    matches losses.txt '^ *2 .*"loss"'
+    equal "$(wc -l <losses.txt)" 1
+    cp -r name_run/step_00000001 doubled_model
+    sed -i 's/"n_layer"/"n_layer": 7, "n_layer"/' doubled_model/config.json
+    rm doubled_model/manifest.json
+    run 0 --generate 2 -e doubled_model --prompt "" --tokenizer "$merges"
+)"
+python3 - <<'PYTHON'
+import array, struct
+for name, late in ("ids_1.bin", 299), ("ids_2.bin", 299), ("ids_3.bin", 300):
+    ids = array.array("H", [i % 300 for i in range(1601)])
+    ids[1580] = late
+    with open(name, "wb") as file:
+        file.write(struct.pack("<4i1008x", 20240520, 1, len(ids), 300) + ids.tobytes())
+PYTHON
+report "a token past the vocabulary ends a run before it starts" "$(
+    for data in "-i ids_?.bin -j ids_1.bin" "-i ids_1.bin -j ids_3.bin -m -1" "-i ids_3.bin"; do
+        set -f
+        # shellcheck disable=SC2086  # several words
+        run 2 $data -e l1h1c16 -b 1 -t 16 -x 300 -s 0 -v 100 -n 1 -o bad_ids
+        says "$err" ": token 1580 of ids_3.bin is id 300, but the vocabulary has ids 0 to 299"
+        one_line "$err"
+        [ ! -e bad_ids ] || echo "bad_ids was made"
+    done
+)"
+report "a run does not wait for shards that it does not read" "$(
+    run 0 -i 'ids_[12].bin' -e l1h1c16 -b 1 -t 16 -x 50 -s 0 -v 0
+    for seed in {1..20}; do # the shards are shuffled
+        status=0
+        "$trainer" -i 'ids_?.bin' -j ids_1.bin "${train[@]}" --seed "$seed" >"$out" 2>"$err" || status=$?
+        echo $status
+    done | sort | uniq -c | awk '{ print $2 }' | tr '\n' ' ' >statuses
+    equal "$(cat statuses)" "0 2 "
+)"
+
 # ---- data that is counted is trained on
 
 mkdir poems && for ((i = 0; i < 10; i++)); do echo "poem $i" >poems/$i.txt; done

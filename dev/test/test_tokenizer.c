@@ -149,6 +149,17 @@ TEST(test_unicode_classes) {
         assert_int_equal(tokenizer_class(&c, 1, &length), expected);
         assert_int_equal(length, 1);
     }
+    // the bisection finds the class of each row, and nothing outside of the rows
+    size_t in_rows[4] = {0, 0, 0, 0};
+    for (size_t i = 0; i < LEN(unicode_ranges); i++) {
+        uint32_t first = unicode_ranges[i].first, last = first + unicode_ranges[i].count - 1u;
+        UnicodeClass kind = (UnicodeClass)unicode_ranges[i].kind;
+        assert_true(kind != UNICODE_OTHER && unicode_class(first) == kind && unicode_class(last) == kind);
+        in_rows[kind] += unicode_ranges[i].count;
+    }
+    for (int kind = UNICODE_LETTER; kind <= UNICODE_SPACE; kind++) { assert_int_equal(counts[kind], in_rows[kind]); }
+    assert_int_equal(unicode_class(0x1C89), UNICODE_LETTER);  // of Unicode 16
+    assert_int_equal(unicode_class(0x88F), UNICODE_OTHER);    // a letter of Unicode 17
     assert_int_equal(unicode_class(0x110000), UNICODE_OTHER);
     assert_int_equal(unicode_class(UINT32_MAX), UNICODE_OTHER);
 }

@@ -75,8 +75,8 @@ static inline int manifest_compare(const char *folder, const cJSON *entry, char 
     char path[PATH_LENGTH], text[16];
     uint64_t own_bytes = 0;
     uint32_t crc = 0;
-    const char *name = entry->string, *sum = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "crc32c"));
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(entry, "bytes");
+    const char *name = entry->string, *sum = cJSON_GetStringValue(json_get(entry, "crc32c"));
+    const cJSON *bytes = json_get(entry, "bytes");
     if (name[0] == '.' || strchr(name, '/') || !cJSON_IsNumber(bytes) || !sum) {  // no name leads out of the folder
         snprintf(why, size, MANIFEST " has an entry of another program, '%.100s'", name);
         return EBADMSG;
@@ -104,7 +104,7 @@ static inline int manifest_check(const char *folder, const char *except, char *w
     int error = file_crc(path, &bytes, &crc);
     if (error == ENOENT) { return 0; }
     cJSON *json = error ? NULL : try_read_json(path), *entry;
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files");
+    const cJSON *files = json_get(json, "files");
     if (!cJSON_IsObject(files)) {
         snprintf(why, size, MANIFEST " could not be read: %s", error ? read_error(error) : "it lists no files");
         error = error ? error : EBADMSG;

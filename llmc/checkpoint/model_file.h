@@ -118,7 +118,7 @@ static inline bool model_transposed(const ModelFile *model, ParamId id) {
 static inline void model_check_variant(const cJSON *json, const char *path) {
     enum { MAX_VALUES = 5 };
     char hidden[32];
-    snprintf(hidden, sizeof hidden, "%.0f", 4 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(json, "n_embd")));
+    snprintf(hidden, sizeof hidden, "%.0f", 4 * cJSON_GetNumberValue(json_get(json, "n_embd")));
     const char *const facts[][1 + MAX_VALUES] = {{"model_type", "\"gpt2\""},
                                                  {"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"",
                                                   "\"gelu_fast\"", "\"gelu_accurate\"", "\"gelu_python_tanh\""},
@@ -129,7 +129,7 @@ static inline void model_check_variant(const cJSON *json, const char *path) {
                                                  {"add_cross_attention", "false"},
                                                  {"tie_word_embeddings", "true"}};
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        char *found = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(json, facts[i][0]));
+        char *found = cJSON_PrintUnformatted(json_get(json, facts[i][0]));
         bool same = !found;
         for (int k = 1; k <= MAX_VALUES && facts[i][k]; k++) { same = same || strcmp(found, facts[i][k]) == 0; }
         if (!same) {
@@ -242,7 +242,7 @@ static inline void model_weights_path(char *weights, const char *path) {
 
 // A token id of config.json, of several the first; -1: none within the vocabulary.
 static inline int config_token_id(const cJSON *json, const char *key, int vocab_size) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    const cJSON *item = json_get(json, key);
     if (cJSON_IsArray(item)) { item = cJSON_GetArrayItem(item, 0); }
     return cJSON_IsNumber(item) && item->valueint >= 0 && item->valueint < vocab_size ? item->valueint : -1;
 }

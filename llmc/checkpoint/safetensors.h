@@ -106,11 +106,11 @@ static inline int st_integers(const cJSON *array, int max, uint64_t *values) {
 }
 
 static inline void st_parse_tensor(const SafeTensors *st, SafeTensor *t, const cJSON *entry) {
-    const char *dtype = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "dtype"));
+    const char *dtype = cJSON_GetStringValue(json_get(entry, "dtype"));
     size_t element_size = dtype ? st_find_dtype(dtype, &t->dtype) : 0;
     uint64_t shape[ST_MAX_DIMS], offsets[2], bytes;
-    t->num_dims = st_integers(cJSON_GetObjectItemCaseSensitive(entry, "shape"), ST_MAX_DIMS, shape);
-    int num_offsets = st_integers(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), 2, offsets);
+    t->num_dims = st_integers(json_get(entry, "shape"), ST_MAX_DIMS, shape);
+    int num_offsets = st_integers(json_get(entry, "data_offsets"), 2, offsets);
     bool good = element_size && t->num_dims >= 0 && num_offsets == 2 && cJSON_GetArraySize(entry) == 3;
     for (int i = 0; good && i < t->num_dims; i++) { t->shape[i] = (size_t)shape[i]; }
     good = good && st_tensor_bytes(element_size, t->num_dims, t->shape, &bytes) && offsets[0] <= offsets[1] &&
@@ -342,7 +342,7 @@ static inline SafeTensors safetensors_open_index(const char *path) {
     st.fd = -1;
     st.path = xstrdup(path);
     cJSON *json = read_json(path);
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *entry;
+    const cJSON *map = json_get(json, "weight_map"), *entry;
     if (!cJSON_IsObject(map) || !map->child) {
         input_error("'%s' has no \"weight_map\", expected the index of a model in several files; give the folder of "
                     "the model, or its model.safetensors",

@@ -1,11 +1,12 @@
 /*
 The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
-defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, kind_of_bytes, file_kind, row_of_name, NAMED_KINDS,
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_kind, row_of_name, NAMED_KINDS,
          refuse_bytes, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
 #include <fnmatch.h>
+#include <glob.h>
 #include <strings.h>
 #include <sys/stat.h>
 
@@ -16,6 +17,18 @@ enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 2024
 enum { FILE_OTHER, FILE_FOREIGN, FILE_PACKED, FILE_JSON, FILE_RAW_TOKENS, FILE_TOKENS, FILE_HELLASWAG };
 enum { FILE_GGUF = FILE_HELLASWAG + 1, FILE_LLMC_MODEL, FILE_SAFETENSORS };
 enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
+
+// *found = the files that match a glob pattern, sorted by name; of a pattern that is the name of a file, that file: n[1]
+// is not n1. False, and nothing to free, if there is none. Free with globfree.
+static inline bool find_files(glob_t *found, const char *pattern) {
+    char name[2 * PATH_LENGTH] = "", *end = name;
+    bool literal = strlen(pattern) < PATH_LENGTH && access(pattern, F_OK) == 0;
+    for (const char *c = pattern; literal && *c; c++) {
+        if (strchr("*?[\\", *c)) { *end++ = '\\'; }
+        *end++ = *c;
+    }
+    return glob(literal ? name : pattern, 0, NULL, found) == 0;
+}
 
 // ---- kinds without first bytes of their own
 

@@ -42,9 +42,14 @@ __attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *f
     return cJSON_Parse(text);
 }
 
-// The item, string or true of an object that is called `key`. Of anything else NULL or false; json may be NULL.
+// The item, string or true of an object that is called `key`; of several the last one, as in Python. Of anything else
+// NULL or false; json may be NULL.
 static inline const cJSON *json_get(const cJSON *json, const char *key) {
-    return cJSON_GetObjectItemCaseSensitive(json, key);
+    const cJSON *item, *last = NULL;
+    cJSON_ArrayForEach(item, json) {
+        if (item->string && strcmp(item->string, key) == 0) { last = item; }
+    }
+    return last;
 }
 static inline const char *json_string(const cJSON *json, const char *key) {
     return cJSON_GetStringValue(json_get(json, key));
@@ -75,7 +80,7 @@ static inline cJSON *read_json(const char *path) {
 
 // The integer called `key`. Stops unless it is there and in min..max, which are within 2^53: a double holds it exactly.
 static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    const cJSON *item = json_get(json, key);
     char *found = cJSON_PrintUnformatted(item);
     double x = cJSON_IsNumber(item) ? item->valuedouble : NAN;
     if (!(x >= min && x <= max) || x != floor(x)) {

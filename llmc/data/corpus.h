@@ -16,9 +16,7 @@ Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB lo
 #include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
 #include "llmc/data/tokenizer.h"
-#include <cjson/cJSON.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <sys/stat.h>
@@ -115,7 +113,7 @@ static inline Corpus corpus_open(const char *flag, const char *pattern, const ch
         return c;
     }
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) {
+    if (!find_files(&found, pattern)) {
         input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
                     flag, pattern);
     }
@@ -350,12 +348,18 @@ static inline size_t corpus_copy_escape(Corpus *c, char *line, size_t bytes, siz
     return read;
 }
 
-// The object or array of a line of JSON; the caller deletes it. NULL: something else. line[bytes] is overwritten.
-static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
+// The object or array of a line of JSON, which the caller deletes; NULL and *error: none. line[bytes] is overwritten.
+static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const char **error) {
     const char *end = line;
     size_t length = 0;
+    int depth = 0, deepest = 0;
     bool in_string = false;
-    if (memchr(line, 0, bytes)) { return NULL; }
+    *error = *line == '[' ? "is not a JSON object; jq -c '.[]' FILE writes one object per line"
+                          : "is not a JSON object; jq -c . FILE writes one object per line";
+    if (memchr(line, 0, bytes)) {
+        *error = "has a NUL byte, which JSON cannot hold; tr -d '\\0' <FILE >NEW removes NULs";
+        return NULL;
+    }
     for (size_t i = 0; i < bytes;) {
         if (!in_string && (line[i] == 'N' || line[i] == 'I')) {  // NaN, Infinity or -Infinity
             const char *word = line[i] == 'N' ? "NaN" : "Infinity";
@@ -368,6 +372,8 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
             continue;
         }
         in_string ^= line[i] == '"';
+        depth += in_string ? 0 : (line[i] == '[' || line[i] == '{') - (line[i] == ']' || line[i] == '}');
+        deepest = depth > deepest ? depth : deepest;
         i += corpus_copy_escape(c, line, bytes, i, &length);
     }
     line[length] = 0;
@@ -375,6 +381,7 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes) {
     bool good = cJSON_IsObject(json) || cJSON_IsArray(json);
     if (good && end + strspn(end, " \t") == line + length) { return json; }
     cJSON_Delete(json);
+    if (deepest > CJSON_NESTING_LIMIT) { *error = "is nested deeper than 1000 levels; flatten it, or remove the line"; }
     return NULL;
 }
 
@@ -383,12 +390,9 @@ static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
     cJSON_Delete(c->json);
     int shown = line->bytes < sizeof c->line_start ? (int)line->bytes : (int)sizeof c->line_start - 1;
     snprintf(c->line_start, sizeof c->line_start, "%.*s", shown, line->text);  // parsing changes the line
-    c->json = corpus_parse(c, line->text, line->bytes);
-    if (!c->json) {
-        corpus_bad_line(c, line,
-                        c->line_start[0] == '[' ? "is not a JSON object; jq -c '.[]' FILE writes one object per line"
-                                                : "is not a JSON object; jq -c . FILE writes one object per line");
-    }
+    const char *error;
+    c->json = corpus_parse(c, line->text, line->bytes, &error);
+    if (!c->json) { corpus_bad_line(c, line, error); }
     return c->json;
 }
 

@@ -2,8 +2,8 @@
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
          token_files_split, token_files_total, token_files_used, token_files_fingerprint, token_files_close, DataLoader,
-         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_next, dataloader_seek,
-         dataloader_batches, dataloader_targets, dataloader_close
+         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_check_ids, dataloader_next,
+         dataloader_seek, dataloader_batches, dataloader_targets, dataloader_close
 
 Files       A token shard of llm.c, under any name (a name in .bin must be one): 256 int32 {20240520, 1, number of
             tokens, vocabulary, 0...}, then the tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's
@@ -27,12 +27,12 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
+#include "llmc/common/progress.h"
 #include "llmc/common/range.h"
 #include "llmc/common/rng.h"
 #include "llmc/data/examples.h"
 #include "llmc/shapes/params.h"
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -67,7 +67,7 @@ static inline bool token_file_is_shard(const char *path) {
 // True if the first file that matches a glob pattern is a shard.
 static inline bool token_files_match_shards(const char *pattern) {
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) { return has_ending(pattern, ".bin"); }
+    if (!find_files(&found, pattern)) { return has_ending(pattern, ".bin"); }
     bool shard = token_file_is_shard(found.gl_pathv[0]);
     globfree(&found);
     return shard;
@@ -117,7 +117,7 @@ static inline void token_file_open(TokenFile *file, const char *flag, const char
 // copied. Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
 static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) {
+    if (!find_files(&found, pattern)) {
         input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special; put a backslash before "
                     "one in a name)",
                     flag, pattern);
@@ -495,10 +495,27 @@ static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *ro
     loader_start_thread(l);
 }
 
-// Stops at an error in the data of the next batch. A run on token files checks its first batch before it writes.
+// Stops at an error in the data of the next batch.
 static inline void dataloader_check(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
+}
+
+// Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so that
+// a run does not end at it after days. Ranks take the files in turn. Only for a loader at position 0.
+static inline void dataloader_check_ids(DataLoader *l, double count) {
+    const size_t T = (size_t)l->T;
+    bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);
+    dataloader_check(l);
+    for (int i = 0; !all_fit && i < l->files.num_files && (i == 0 || (double)l->ends[i - 1] < count); i++) {
+        int f = l->order[i];
+        uint64_t first = l->files.files[f].first_token, sequences = l->ends[i] - (i ? l->ends[i - 1] : 0);
+        for (uint64_t j = 0; i % l->num_ranks == l->rank && j < sequences; j++) {
+            if (!token_reader_read(&l->tokens, l->ids, f, first + j * T, T + 1)) { token_reader_stop(&l->tokens); }
+        }
+        progress_show("checking token ids", i + 1, l->files.num_files);
+    }
+    progress_show("checking token ids", -1, 0);
 }
 
 // Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.

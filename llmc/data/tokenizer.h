@@ -21,9 +21,8 @@ Ids         as in vocab.json (tokenizer_files.h). Without one, in GPT-2's order:
             for each merge in the order of the merges, then end-of-text. Without merges, a newline is end-of-text.
 Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line for each
             merge: two symbols with a space between. Lines end in \n or \r\n, the last one perhaps in nothing, and the
-            file may begin with a byte order mark. The characters of a symbol stand for
-            bytes: 33..126, 161..172 and 174..255 for themselves, and 256, 257, .. for the other bytes in rising order.
-            Byte ids follow the same order.
+            file may begin with a byte order mark. The characters of a symbol stand for bytes: 33..126, 161..172 and
+            174..255 for themselves, and 256, 257, .. for the other bytes in rising order. So do byte ids.
             llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary; in version 2 the id of
             end-of-text), then for each id a length byte and the token's bytes. It lists no merges. Ids are in the order
             of the merges, so encoding a token with the tokens before it gives the two tokens that merge into it.

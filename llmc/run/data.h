@@ -221,11 +221,12 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
         if (a->val_every == 0) { return; }
         dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
     } else {
+        double steps = a->max_steps < 0 || a->resume ? INFINITY : (double)a->max_steps;
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
-        dataloader_check(&d->train_loader);
+        dataloader_check_ids(&d->train_loader, steps * (double)tokens_of_update(a) / a->T);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
-        dataloader_check(&d->val_loader);
+        dataloader_check_ids(&d->val_loader, INFINITY);
     }
 }
 

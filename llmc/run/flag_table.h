@@ -97,7 +97,7 @@ static const Flag flag_table[] = {
     INT("m", "val-batches", val_batches, -1, INT_MAX, "N",
      "micro-batches per validation, shared by all ranks (default %s; -1: all)"),
     SWITCH("h", "hellaswag", hellaswag, "score HellaSwag at each validation (default %s: off)"),
-    STRING(NULL, "eval", eval, "FILE",
+    STRING(NULL, "eval", eval, "GLOB",
      "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED),
 
     FLAG_HEADING("Sampling and text"),
@@ -368,7 +368,7 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
 
 // True if a run's config.json has the value that an older version chose for `auto`. Such flags are listed there.
 static inline bool flag_was_auto(const cJSON *config, const char *flag) {
-    const cJSON *name, *chosen = cJSON_GetObjectItemCaseSensitive(config, "chosen");
+    const cJSON *name, *chosen = json_get(config, "chosen");
     cJSON_ArrayForEach(name, chosen) {
         if (cJSON_IsString(name) && strcmp(name->valuestring, flag) == 0) { return true; }
     }

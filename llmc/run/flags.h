@@ -2,7 +2,7 @@
 Command-line flags from one table: a row per flag drives parsing, --help, the banner and config.json.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
   A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
-  The last occurrence of a flag wins, so flags appended to a script's command override the script's own.
+  The last occurrence wins, so flags appended to a script's command override its own. A GLOB, data, is given once.
   An option takes its value joined only: --plan or --plan=json.
 
   type          field            accepts
@@ -18,11 +18,11 @@ defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flag
          flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
-#include <cjson/cJSON.h>
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include "llmc/common/check.h"
+#include "llmc/common/json_file.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION } FlagType;
 
@@ -244,8 +244,8 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     input_error("unknown flag %s; --help lists all flags", argument);
 }
 
-// Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
-static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv) {
+// Parses the flag at argv[0]; argc arguments are left. given: of each row. Returns the number of arguments read.
+static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv, bool *given) {
     const char *argument = argv[0];
     if (argument[0] != '-') {
         input_error("stray argument '%s': give a value as -x value or --name value, an optional value as --name=value; "
@@ -270,13 +270,21 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     if (!joined && value[0] == '-' && value[1] && !strchr(".0123456789", value[1])) {
         input_error("%s takes %s; it is followed by '%s'", argument, takes, value);
     }
+    if (given[flag - table] && strcmp(flag->value_name, "GLOB") == 0) {
+        input_error("%.*s is given twice, the second time as '%s'; give several files as one pattern in quotes, such "
+                    "as 'data/*.txt' or '[ab].txt'",
+                    length, argument, value);
+    }
+    given[flag - table] = true;
     if (!flag_store(flag, values, value)) { input_error("%.*s takes %s; found '%s'", length, argument, takes, value); }
     return joined ? 1 : 2;
 }
 
 // Sets fields of `values`, which hold the defaults, from the arguments after argv[0].
 static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
-    for (int i = 1; i < argc;) { i += flag_parse(table, count, values, argc - i, argv + i); }
+    bool *given = (bool *)xcalloc((size_t)count, sizeof *given);
+    for (int i = 1; i < argc;) { i += flag_parse(table, count, values, argc - i, argv + i, given); }
+    free(given);
 }
 
 // ---- help
@@ -357,7 +365,7 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
         const Flag *flag = &table[i];
         if (!flag->name || flag->not_resumed) { continue; }
         char number[FLAG_TEXT], takes[FLAG_TEXT];
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag->name);
+        const cJSON *item = json_get(json, flag->name);
         bool is_text = flag->type == FLAG_STRING || flag->type == FLAG_OPTION;
         const char *text = flag_is_number(flag) ? NULL : cJSON_GetStringValue(item);
         if (!item || (is_text && cJSON_IsNull(item))) { continue; }

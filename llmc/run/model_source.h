@@ -14,7 +14,6 @@ defines: ModelSource, resumed_checkpoint, model_source, hash_weights, check_trai
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
-#include <glob.h>
 
 typedef struct {
     GPT2Config config;

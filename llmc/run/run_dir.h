@@ -180,7 +180,7 @@ static inline void print_changed_flags(const TrainArgs *a) {
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     print_unknown_flags(before);
     cJSON_ArrayForEach(item, now) {
-        const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
+        const cJSON *old = json_get(before, item->string);
         bool hidden = flag_choice_index("resume output gpu-log", item->string) >= 0;
         bool still_auto =
             flag_was_auto(before, item->string) && cJSON_IsString(item) && !strcmp(item->valuestring, "auto");

@@ -28,9 +28,9 @@ gets the same bits.
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/json_file.h"
 #include "llmc/ops.h"
 #include "llmc/run/train_args.h"
-#include <cjson/cJSON.h>
 #include <float.h>
 #include <math.h>
 
@@ -167,8 +167,8 @@ static inline void outliers_add(cJSON *state, const Outliers *o) {
 
 // file: the path of state.json, for messages
 static inline void outliers_restore(Outliers *o, const cJSON *state, const char *file) {
-    if (outlier_detector_from_json(&o->loss, cJSON_GetObjectItem(state, "loss_guard")) &&
-        outlier_detector_from_json(&o->norm, cJSON_GetObjectItem(state, "norm_guard"))) {
+    if (outlier_detector_from_json(&o->loss, json_get(state, "loss_guard")) &&
+        outlier_detector_from_json(&o->norm, json_get(state, "norm_guard"))) {
         return;
     }
     input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; resume from "

@@ -15,7 +15,6 @@ defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokeniz
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 #include <ctype.h>
-#include <glob.h>
 #include <unistd.h>
 
 // must not move
@@ -49,7 +48,7 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     static const char *const names[] = {"tokenizer.json", "merges.txt"};
     for (int i = 0; i < 2 && !*path; i++) {
         format_path(pattern, "%.*s_%s", (int)(name - shards), shards, names[i]);
-        if (glob(pattern, 0, NULL, &found) != 0) { continue; }
+        if (!find_files(&found, pattern)) { continue; }
         format_path(path, "%s", found.gl_pathv[0]);
         globfree(&found);
     }
