@@ -1054,7 +1054,8 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
-    text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
+    FILE *notes = a->sample_every > 0 ? stdout : NULL;
+    text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c, notes, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
     check_same_data(&run->data, world);
     cJSON *state = run_state(run);
@@ -1190,7 +1191,7 @@ static void use_trained(TrainArgs *a, Comm *host) {
     memset(&text, 0, sizeof text);
     if (a->generate) {
         if (find_tokenizer(&text.file, a, c->vocab_size)) { text.tokenizer = &text.file; }
-        text.prompt_length = prompt_tokens(text.tokenizer, a->prompt, c->vocab_size, &text.prompt);
+        text.prompt_length = prompt_tokens(text.tokenizer, a->prompt, c, stderr, &text.prompt);
     } else {
         check_length(a, c);
         eval_open(&file, a, c);

@@ -246,6 +246,27 @@ static void write_families(const char *folder, const char *name, const TensorFam
     save_families(folder, name, families, count, &s);
 }
 
+// a checkpoint to load in a child, with stdout sent to stderr
+typedef struct {
+    const char *folder;
+    Kind kind;
+} Loading;
+
+static void load_aloud(void *argument) {
+    const Loading *l = (const Loading *)argument;
+    GPT2Config c = small_config();
+    dup2(2, 1);
+    load_kind(l->folder, &c, l->kind);
+    fflush(stdout);
+}
+
+static void assert_says(const char *folder, Kind kind, const char *words) {
+    char said[4096];
+    Loading l = {folder, kind};
+    assert_int_equal(run_in_child(said, sizeof said, load_aloud, &l), 0);
+    if (strcmp(said, words) != 0) { fail_msg("expected '%s', it said '%s'", words, said); }
+}
+
 // A checkpoint of a build of the other precision. Exact weights are in the weights of an fp32 file, and in the masters
 // of a bf16 file.
 TEST(test_other_precision) {
@@ -266,6 +287,12 @@ TEST(test_other_precision) {
     write_families(folder, "model.safetensors", &model, 1);
     write_families(folder, "optimizer.safetensors", optimizer, other_rounds ? 3 : 2);
     assert_holds(folder, 3);
+    assert_says(folder, usual_kind(),
+                other_rounds
+                    ? "note      weights were BF16, are now F32, the type of this build: losses differ; a build "
+                      "with make PRECISION=bf16 goes on as before\n"
+                    : "note      weights were F32, are now BF16, the type of this build: losses differ; a build "
+                      "with make PRECISION=fp32 goes on as before\n");
     free(rounded);
     free_model(&s);
 }
@@ -320,27 +347,6 @@ TEST(test_masters_become_remainders_and_back) {
         free_model(&loaded);
         free_model(&expected);
     }
-}
-
-// a checkpoint to load in a child, with stdout sent to stderr
-typedef struct {
-    const char *folder;
-    Kind kind;
-} Loading;
-
-static void load_aloud(void *argument) {
-    const Loading *l = (const Loading *)argument;
-    GPT2Config c = small_config();
-    dup2(2, 1);
-    load_kind(l->folder, &c, l->kind);
-    fflush(stdout);
-}
-
-static void assert_says(const char *folder, Kind kind, const char *words) {
-    char said[4096];
-    Loading l = {folder, kind};
-    assert_int_equal(run_in_child(said, sizeof said, load_aloud, &l), 0);
-    if (strcmp(said, words) != 0) { fail_msg("expected '%s', it said '%s'", words, said); }
 }
 
 // A run without masters saves none. A run with masters starts them as the rounded weights and prints a note.

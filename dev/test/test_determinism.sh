@@ -49,6 +49,18 @@ muon="--optimizer muon"
             for shape in "$preset" "$odd" "$wide" "$preset $muon"; do same_for "2 3 5" "$program" $shape; done
         )"
     done
+    [ ! -x "$builds/train_gpt2_bf16" ] || report "-z without data parallelism, which must not make sums bf16" "$(
+        for z in 0 1 2 3; do train "z$z" 1 "$builds/train_gpt2_bf16" $preset -d 3072 -z $z; done
+        for z in 1 2 3; do same_run z0 "z$z" | sed "s/^/-z $z: /"; done
+        command -v mpirun >/dev/null && grep -q 'MPI (' <<<"$("$builds/train_gpt2_bf16" --version)" || exit
+        use_mpirun MPI 1
+        for z in 0 2; do
+            rm -rf "tp$z"
+            mpirun --oversubscribe -np 2 "$builds/train_gpt2_bf16" -i text $preset -d 3072 -tp 2 -z $z -x 3 -n 3 -v 3 \
+                -m 2 -s 0 -o "tp$z" >"$out" 2>&1 || tail -n 3 "$out"
+        done
+        same_run tp0 tp2
+    )"
     report "1 and 3 threads, recomputed, and with small optimizer state" "$(
         same_for 3 "$trainer" $odd -r 4
         same_for 3 "$trainer" $odd --moments 8bit

@@ -161,6 +161,8 @@ report "bad input" "$(
     says "absent.txt"
     run 2 "$trainer" -i few.jsonl -e d12 -t 48 -b 1 -x 1
     says "the model's tokenizer is not known: give it with --tokenizer"
+    run 2 "$trainer" -i few.jsonl -e l1h1c8 -t 48 -gd bf16 -o refused
+    says "-gd bf16 would round the gradient of the position embeddings once for each example of -i few.jsonl; give -gd auto"
     [ ! -e refused ] || echo "a folder was made"
 )"
 use_mpirun "$("$trainer" --version | grep MPI)" 1

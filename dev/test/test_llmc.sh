@@ -91,7 +91,7 @@ report "the multi-node scripts' arguments: a folder for fs; tcp is refused" "$(
     run 0 "${line[@]}" -pf . -pi "fs" --plan
     says "^each of 16 ranks holds this"
     run 2 "${line[@]}" -pi "tcp" --plan
-    says "-pi takes one of mpi fs; found 'tcp'"
+    says "-pi takes one of mpi, fs; found 'tcp'"
     run 2 "${line[@]}" -ps 10.0.1.220 -pi "tcp" --plan
     says "-ps; start the ranks with mpirun"
 )"

@@ -295,7 +295,7 @@ TEST(test_llmc_bytes) {
     assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes + N * 2 * 768 * 4 * 11);
 }
 
-// ---- the ladder
+// ---- flags in effect
 
 static TrainArgs args_of(int B) {
     TrainArgs a = default_args;
@@ -303,6 +303,86 @@ static TrainArgs args_of(int B) {
     a.sample_every = 0;
     return a;
 }
+
+// -z divides among data-parallel ranks. On one of them it must not change a tensor of the plan: not the type of the
+// gradients, and no rung of --fit.
+TEST(test_stage_without_data_parallelism) {
+    const int ranks[] = {1, 2, 8};  // all of a tensor-parallel group
+    const PlanBytes room = {(size_t)2 << 30, SIZE_MAX};
+    for (int i = 0; i < 3; i++) {
+        TrainArgs a = args_of(4);
+        a.num_processes = a.tensor_parallel = ranks[i];
+        a.batch_tokens = 524288;
+        const size_t unsharded = plan_of(&a, &gpt2_124m, &cuda_backend).device;
+        for (a.zero = 1; a.zero <= 3; a.zero++) {
+            ModelOptions o = model_options(&a, &gpt2_124m, &cuda_backend);
+            assert_true(o.sharding.stage == 0 && o.gradients == DT_REAL);
+            assert_int_equal(gpt2_plan_bytes(&gpt2_124m, &o), unsharded);
+        }
+        a.zero = 0;
+        climb(&a, true, 0, NUM_RUNGS, &gpt2_124m, &cuda_backend, room);
+        assert_int_equal(a.zero, 0);
+    }
+    TrainArgs a = args_of(4);
+    a.num_processes = 4;
+    a.tensor_parallel = 2;
+    a.batch_tokens = 524288;
+    a.zero = 2;
+    ModelOptions o = model_options(&a, &gpt2_124m, &cuda_backend);
+    assert_true(o.sharding.stage == 2 && o.gradients == DT_BF16 && stored_gradients(&o) == DT_REAL);
+}
+
+typedef struct {
+    const char *name;
+    int micro_steps, ranks, zero, offload;
+    bool gpu, refused;  // -gd bf16 is refused
+    DType automatic;    // -gd auto
+} GradientRow;
+
+static void choose_gradients(void *row) {
+    const GradientRow *r = (const GradientRow *)row;
+    const Backend *on = r->gpu ? &cuda_backend : &cpu_backend;
+    TrainArgs a = args_of(4);
+    char chosen[FLAG_TEXT];
+    a.recompute = 0;
+    a.num_processes = r->ranks;
+    a.zero = r->zero;
+    a.offload = r->offload;
+    a.batch_tokens = (int64_t)r->micro_steps * r->ranks * 4 * 1024;
+    assert_int_equal(choose_options(chosen, &a, &gpt2_124m, on, NULL).gradients, r->automatic);
+    a.gradients = GRADIENTS_BF16;
+    assert_int_equal(choose_options(chosen, &a, &gpt2_124m, on, NULL).gradients, DT_BF16);
+}
+
+// A micro-batch of 4 x 1024 rows has 16 logits chunks, and rounds the gradient of wte as often.
+TEST(test_sums_in_bf16) {
+    const GradientRow rows[] = {{"one micro-batch", 1, 1, 0, 0, true, false, DT_BF16},
+                                {"8 micro-batches", 8, 1, 0, 0, true, false, DT_REAL},
+                                {"9 micro-batches", 9, 1, 0, 0, true, true, DT_REAL},
+                                {"their sum in host memory", 9, 1, 0, 4, true, true, DT_REAL},
+                                {"a shard of the optimizer state", 9, 8, 1, 0, true, true, DT_REAL},
+                                {"fp32 shards of gradients", 1024, 8, 2, 0, true, false, DT_BF16},
+                                {"offloaded fp32 shards", 1024, 8, 3, 4, true, false, DT_BF16},
+                                {"128 GPUs", 1, 128, 1, 0, true, false, DT_BF16},
+                                {"129 GPUs", 1, 129, 1, 0, true, true, DT_REAL},
+                                {"129 GPUs, sums of each micro-batch", 2, 129, 2, 0, true, true, DT_REAL},
+                                {"MPI adds in fp32", 1, 129, 1, 0, false, false, DT_BF16}};
+    for (size_t i = 0; i < LEN(rows); i++) {
+        printf("    %s\n", rows[i].name);
+        GradientRow row = rows[i];
+        if (row.refused) {
+            assert_stops(2, "times the norm is off by over 1 %; give -gd auto, which adds in fp32\n", choose_gradients,
+                         &row);
+        } else {
+            choose_gradients(&row);
+        }
+    }
+    const GPT2Config narrow = {1024, 50257, 50304, 2, 2, 64};  // 196 chunks of 64 x 1024 rows
+    TrainArgs a = args_of(64);
+    assert_int_equal(model_options(&a, &narrow, &cuda_backend).gradients, DT_REAL);
+}
+
+// ---- the ladder
 
 // Each rung is taken where the one before it lacks a byte. After the last one nothing fits.
 static void check_rungs(const TrainArgs *a, const GPT2Config *c, const Backend *backend, const char *const *rungs) {

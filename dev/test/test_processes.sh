@@ -136,6 +136,14 @@ report "updates with -tp have the same bits at every -z, -r and -ra" "$(
         "-b 6 -tp 2 -om 8bit -z 3 -r 4 -rk 2"
 )"
 
+report "all ranks in one tensor-parallel group: -z does nothing, and the banner says so" "$(
+    run 0 2 "${together[@]}" -b 1 -tp 2 -z 2 -x 1 -v 0
+    says '^ranks +2 through mpi, -tp 2, -z 0: each sends'
+    says '^note +-z does nothing on one data-parallel rank$'
+    run 0 2 "${together[@]}" -b 1 -z 2 -x 1 -v 0
+    says '^ranks +2 through mpi, -z 2: each sends'
+)"
+
 report "the ranks share HellaSwag's examples and find the score of one rank" "$(
     mkdir -p dev/data/hellaswag
     hellaswag 11 >dev/data/hellaswag/hellaswag_val.bin

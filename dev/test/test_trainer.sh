@@ -526,6 +526,11 @@ report "--generate --prompt begins with the prompt" "$(
     run 0 --generate 5 -e whole/step_00000006 --prompt "$prompt" --top-k 3
     equal "$(head -c ${#prompt} "$out")" "$prompt"
     equal "$(wc -c <"$out")" $((${#prompt} + 6))
+    equal "$(<"$err")" "note      --prompt has 59 tokens, and the model 16 positions: it reads the last 8 tokens"
+    run 0 --generate 5 -e whole/step_00000006 --prompt "${prompt:0:16}" && silent "$err"
+    run 0 "${full_but_s[@]}" -s 6 -x 6 --prompt "$prompt" -o long_prompt
+    equal "$(grep -c '^note  .*it reads the last 8 tokens$' "$out")" 1
+    run 0 "${full_but_s[@]}" -s 0 -x 1 --prompt "$prompt" -o no_sample && lacks "$out" 'it reads the last'
 )"
 
 report "GPT-2's tokens: --tokenizer, or a merges file in or beside the model or in the run directory" "$(
@@ -694,6 +699,15 @@ report "a resumed run may change -om, with a note" "$(
     says "$out" "note      moments were BF16, are now U8"
     equal "$(losses moments | wc -l)" 10
 )"
+report "-gd bf16 adds up to 128 micro-batches, and a run resumes with more with -gd auto" "$(
+    run 0 -i text -e l1h2c16 -b 1 -t 16 "${quiet[@]}" -gd bf16 -d 2048 -x 1 -n 1 -o narrow
+    run 2 -o narrow -y 1 -d 2064 -x 2
+    says "$err" "-gd bf16 would round a gradient 129 times in an update, and after more than 128 times the norm is off"
+    says "$err" " by over 1 %; give -gd auto"
+    run 2 --plan -o narrow -y 1 -d 2064
+    run 0 -o narrow -y 1 -d 2064 -x 2 -gd auto
+    says "$out" 'note      --gradients was "bf16", is now "auto"'
+)"
 report "--plan plans --generate and a resumed run" "$(
     run 0 --plan -e d12 --generate 1 && cp "$out" generating
     matches generating '^state +decode_keys'
@@ -770,17 +784,20 @@ if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
 fi
 refused "--fit without training" "--generate does not use --fit" --generate 3 -e whole --fit
 refused "-b in --generate" "--generate does not use --micro-batch, -b" --generate 3 -e whole -b 2
+refused "-t in --generate" "--generate does not use --sequence-length, -t" --generate 3 -e whole -t 1024
+refused "-t over the model's maximum in a plan of --generate" "-t 2048 is longer than the model's 16 positions" \
+    --plan --generate 3 -e whole -t 2048
 refused "two commands" "--generate does not use --eval: leave it out, or give it in" --generate 3 --eval x -e whole
 refused "--self-check and a command" "--eval does not use --self-check: leave it out" --self-check --eval x -e whole
 refused "-b in --self-check" "--self-check does not use --micro-batch, -b" --self-check -b 2
 refused "--offload in --export" "--export does not use --offload" --export gguf -e whole -o x.gguf --offload 2
 refused "--fit with a word" "--fit takes nothing, or after = a number from 0.001 to 1000000; found 'all'" \
     --plan --fit=all
-refused "-r past the last level" "-r takes one of 0 1 2 3 4 auto all; found '5'" -i text -r 5
+refused "-r past the last level" "-r takes one of 0, 1, 2, 3, 4, auto, all; found '5'" -i text -r 5
 refused "-r all without --plan" "-r all works only with --plan" "${tiny[@]}" -r all -o new
 refused "-r all with --fit" "-r all works only with --plan" --plan -r all --fit=8
 refused "-r all with --generate" "-r all works only with --plan" --plan -r all --generate 3
-refused "-f with an unknown word" "-f takes one of 0 1 2 auto; found 'AUTO'" "${tiny[@]}" -f AUTO
+refused "-f with an unknown word" "-f takes one of 0, 1, 2, auto; found 'AUTO'" "${tiny[@]}" -f AUTO
 refused "a momentum of 1" "--muon-momentum takes a number from 0 to 0.999999; found '1'" "${tiny[@]}" --muon-momentum 1
 refused "-rk with -r auto" "-rk applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto

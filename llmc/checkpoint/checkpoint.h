@@ -452,7 +452,8 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
     ModelFile optimizer = {model->config, safetensors_open(path), false};
-    bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
+    DType saved = model_find(model, "", "wte.weight")->dtype;
+    bool rounded = dtype_size(saved) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     check_same_optimizer(&optimizer, s->sharding.optimizer);
     state_load(&optimizer, "m.", s);
@@ -466,6 +467,11 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     const SafeTensor *m = model_find(&optimizer, "m.", "wte.weight");
     if (m->dtype != o->moments) {
         printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
+    }
+    if (saved != DT_FLOATX) {
+        printf("note      weights were %s, are now %s, the type of this build: losses differ; a build with make "
+               "PRECISION=%s goes on as before\n",
+               dtype_name(saved), dtype_name(DT_FLOATX), rounded ? "bf16" : "fp32");
     }
     if (rounded && !has_masters && (o->master || o->remainder)) {
         printf("note      the checkpoint has no master weights: they start as its rounded weights\n");

@@ -106,7 +106,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (num_ranks(a) > 1) {
         printf("ranks     %d through %s,", num_ranks(a), world->backend->name);
         if (a->tensor_parallel > 1) { printf(" -tp %d,", a->tensor_parallel); }
-        printf(" -z %d: each sends %.2f MiB an update\n", a->zero, mebibytes(gpt2_sent_bytes(c, o)));
+        printf(" -z %d: each sends %.2f MiB an update\n", o->sharding.stage, mebibytes(gpt2_sent_bytes(c, o)));
     }
     if (o->sharding.offload == 0) { return; }
     printf("offload   ");
@@ -115,6 +115,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
 }
 
 #define OFFLOAD_ON_CPU "--offload does nothing on a CPU: the model is already in host memory"
+#define ZERO_ON_ONE_RANK "-z does nothing on one data-parallel rank"
 
 // Notes on defaults, on a run that saves nothing and on flags without effect; then the step of a resumed run.
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const RunData *data,
@@ -150,7 +151,8 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
          "the weights are those of the checkpoint: a resumed run does not read -e ", a->model},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
         {a->run_dir && a->checkpoint_every == 0, "no checkpoint will be saved to resume from: -n is not given", ""},
-        {a->offload > 0 && !is_gpu(o->backend), OFFLOAD_ON_CPU, ""},
+        {a->offload > 0 && o->sharding.offload == 0, OFFLOAD_ON_CPU, ""},
+        {a->zero > 0 && o->sharding.stage == 0, ZERO_ON_ONE_RANK, ""},
         {!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS),
          "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
         {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
@@ -287,10 +289,11 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, vocab_size);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
-    if (!a->generate) { check_length(a, c); }
+    if (!a->generate || a->T != default_args.T) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     FILE *notes = json ? stderr : stdout;
     if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
+    if (a->zero > 0 && data_ranks(a) == 1) { fprintf(notes, "note      " ZERO_ON_ONE_RANK "\n"); }
     if (!a->generate) { check_rows(a); }
     if (a->recompute == RECOMPUTE_ALL) {
         print_plan_levels(a, c, backend);

@@ -17,6 +17,7 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 #include "llmc/data/hellaswag.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
+#include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
@@ -77,9 +78,14 @@ static inline void print_byte_notes(const char *flag, const char *pattern) {
 // True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// Makes -gd auto fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
+// Makes -gd auto fp32 for examples, and stops at -gd bf16: the gradient of the position embeddings would be rounded once
+// for each example.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
-    if (examples && DT_FLOATX == DT_BF16 && a->gradients == 0) { a->gradients = 1; }
+    if (examples && DT_FLOATX == DT_BF16 && a->gradients == GRADIENTS_AUTO) { a->gradients = GRADIENTS_FP32; }
+    if (!examples || a->gradients != GRADIENTS_BF16) { return; }
+    input_error("-gd bf16 would round the gradient of the position embeddings once for each example of -i %s; give -gd "
+                "auto, which is fp32 for examples",
+                a->train_data);
 }
 
 // The vocabulary of the files of -i; for examples, that of the tokenizer that encodes them.

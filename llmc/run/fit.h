@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, climb, choose_options, check_room,
-         check_memory, choose_what_fits
+defines: MAX_ROUNDINGS, gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, climb, choose_options,
+         check_room, check_memory, choose_what_fits
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -27,16 +27,41 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// -gd auto is fp32 if micro-batches are accumulated, because bf16 sums lose precision. From -z 2 on, the shards that
-// accumulate are fp32 in any case.
-static inline DType gradients_of(const TrainArgs *a) {
-    bool accumulates = accumulation_steps(a) > 1 && a->zero < 2;
-    const DType types[] = {accumulates ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
+// An update may round a bf16 gradient this often, and its norm is right to 1 % (doc/memory.md). The worst terms are equal
+// ones: from 256 on each is less than half of the sum's last bit, and the sum stops growing.
+enum { MAX_ROUNDINGS = 128 };
+
+// How often an update rounds a bf16 gradient. wte's is rounded most: with each logits chunk of a micro-batch. Below
+// stage 2 micro-batches accumulate in it; the shards of stages 2 and 3 accumulate in fp32. NCCL may add the ranks one by
+// one, in bf16; MPI adds them in fp32.
+static inline int64_t gradient_roundings(const GPT2Config *c, const ModelOptions *o) {
+    int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
+    int64_t here = chunks * (shards_gradients(&o->sharding) ? 1 : o->micro_steps);
+    int ranks = is_gpu(o->backend) ? o->sharding.dp_size : 1;
+    return here > ranks ? here : ranks;
+}
+
+// -gd auto is fp32 where micro-batches accumulate, or where bf16 would be rounded too often.
+static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
+    bool accumulates = o->micro_steps > 1 && !shards_gradients(&o->sharding);
+    bool wide = accumulates || gradient_roundings(c, o) > MAX_ROUNDINGS;
+    const DType types[] = {wide ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
     return types[a->gradients];
 }
 
-// Neighbouring ranks form a tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1. --offload does
-// nothing on a CPU, where the model is in host memory already.
+// Stops at a -gd bf16 whose sums would lose too much.
+static inline void check_gradients(const GPT2Config *c, const ModelOptions *o) {
+    int64_t roundings = gradient_roundings(c, o);
+    if (o->gradients != DT_BF16 || roundings <= MAX_ROUNDINGS) { return; }
+    input_error(
+        "-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is off by "
+        "over 1 %%; give -gd auto, which adds in fp32",
+        (long long)roundings, (int)MAX_ROUNDINGS);
+}
+
+// The -z and --offload in effect, for all that depends on them. -z divides among data-parallel ranks, so one has nothing
+// to shard; --offload does nothing on a CPU, where the model is in host memory already. Neighbouring ranks form a
+// tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
 static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {
@@ -87,15 +112,15 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     options_set_offload(&o, o.sharding.offload);
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];
-    o.gradients = gradients_of(a);
+    o.gradients = gradients_of(a, c, &o);
     if (a->recompute_every == 0) { o.recompute.every = best_segment(c, o); }
     return o;
 }
 
 // ---- the ladder
 
-// Cheapest first: flags that change no bits, then rounded moments, then host memory, since a step may wait for its
-// copies. A larger value of a flag takes less memory. The comment is the cost.
+// Cheapest first: flags that round nothing more, then -z 2 and rounded moments, then host memory, since a step may wait
+// for its copies. A larger value of a flag takes less memory. The comment is the cost.
 static const struct {
     size_t field;  // offset of an int in TrainArgs
     int value;
@@ -107,7 +132,7 @@ static const struct {
     {ARG(recompute), 2, "-r 2"},       // layernorms too: two more passes
     {ARG(recompute), 3, "-r 3"},       // 11 % more matmul FLOPs
     {ARG(recompute), 4, "-r 4"},       // 22 % more, and attention again
-    {ARG(zero), 2, "-z 2"},            // sends gradients after each micro-batch
+    {ARG(zero), 2, "-z 2"},            // sends gradients after each micro-batch, with -gd auto rounded to bf16
     {ARG(zero), 3, "-z 3"},            // gathers weights for each forward and backward
     {ARG(moments), 1, "-om bf16"},     // the loss is the same within the noise of seeds (doc/memory.md)
     {ARG(moments), 2, "-om 8bit"},     // as for bf16
@@ -219,16 +244,21 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
 // chosen = the choice, for the banner; "" with -r N.
 static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArgs *a, const GPT2Config *c,
                                           const Backend *backend, Comm *world) {
+    ModelOptions o = model_options(a, c, backend);
     chosen[0] = 0;
-    if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
+    if (a->recompute != RECOMPUTE_AUTO) {
+        check_gradients(c, &o);
+        return o;
+    }
     size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     TrainArgs fitting = *a;
     climb(&fitting, false, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
-    ModelOptions o = model_options(&fitting, c, backend);
+    o = model_options(&fitting, c, backend);
     // a recomputed GELU differs from the fused one in the last bit
     if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fitting.recompute == 0 && can_fuse_gelu(&o); }
     o.classifier_rows = largest_chunk(c, o, whole);
+    check_gradients(c, &o);
     size_t bytes = gpt2_plan_bytes(c, &o);
     rungs_text(chosen, &fitting, a);
     snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",

@@ -259,10 +259,12 @@ static inline int mode_without_training(const TrainArgs *a) {
 // Stops at a flag that a mode without training does not obey, and at a second mode.
 static inline void args_check_mode(const TrainArgs *a) {
     int mode = mode_without_training(a);
+    TrainArgs usual = default_args;
+    if (a->generate || a->eval) { usual.T = ALL_POSITIONS; }  // read_flags
     for (int i = NUM_FLAGS; mode >= 0 && !a->plan && i-- > 0;) {  // from the last: a second mode before its own flags
         const Flag *flag = &flag_table[i];
         char text[FLAG_TEXT];
-        bool same = !flag_changed_text(flag, a, &default_args, text) || strcmp(flag->name, modes[mode].mode) == 0;
+        bool same = !flag_changed_text(flag, a, &usual, text) || strcmp(flag->name, modes[mode].mode) == 0;
         if (same || flag_choice_index(modes[mode].obeys, flag->name) >= 0) { continue; }
         if (flag_choice_index(MACHINE_FLAGS, flag->name) >= 0) { continue; }
         input_error("--%s does not use --%s%s%s: leave it out, or give it in a command of its own", modes[mode].mode,
@@ -380,7 +382,7 @@ static inline bool flag_was_auto(const cJSON *config, const char *flag) {
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    if (args->eval) {  // without -t, all positions of the model
+    if (args->eval || (args->generate && !args->plan)) {  // without -t, all positions of the model
         *args = default_args;
         args->T = ALL_POSITIONS;
         flags_parse(flag_table, NUM_FLAGS, args, argc, argv);

@@ -62,7 +62,7 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
     }
 }
 
-// the values that a flag takes: "a whole number from 1 to 8", "one of cosine linear wsd"
+// the values that a flag takes: "a whole number from 1 to 8", "one of cosine, linear, wsd"
 static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     char low[FLAG_TEXT], high[FLAG_TEXT];
     bool is_option = flag->type == FLAG_OPTION;
@@ -73,7 +73,12 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
         const char *whole = flag_is_whole(flag) ? "whole " : "";
         snprintf(text, FLAG_TEXT, "%sa %snumber from %.99s to %.99s", joined, whole, low, high);
     } else if (flag->choices) {
-        snprintf(text, FLAG_TEXT, "%sone of %s", joined, flag->choices);
+        size_t length = (size_t)snprintf(text, FLAG_TEXT, "%sone of ", joined);
+        for (const char *c = flag->choices; *c && length + 2 < FLAG_TEXT; c++) {
+            if (*c == ' ') { text[length++] = ','; }
+            text[length++] = *c;
+        }
+        text[length] = 0;
     } else {
         snprintf(text, FLAG_TEXT, "%s", is_option ? "no value" : flag->value_name);
     }
@@ -201,9 +206,16 @@ static const struct {
      "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
     {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
     {"optim optimizer-name", "here it is --optimizer adamw or muon"},
-    {"compile workers num-workers dataloader-num-workers flash-attn use-flash-attn vocab-size log-interval log-every "
-     "logging-steps",
-     "leave it out: the vocabulary is that of the data, and each step is logged"},
+    {"gradient-checkpointing activation-checkpointing recompute-activations recompute-granularity use-recompute",
+     "here it is -r LEVEL (--recompute): auto recomputes what the memory needs, 4 whole blocks"},
+    {"fsdp fully-sharded-data-parallel deepspeed zero zero-optimization ddp distributed-backend use-distributed-optimizer",
+     "ranks start with mpirun -np N, and -z N (--zero-stage) shards among them: 3 is FSDP"},
+    {"config config-file cfg", "flags are given on the command line; -o DIR -y 1 takes those of the run in DIR"},
+    {"compile torch-compile flash-attn use-flash-attn",
+     "leave it out: the kernels are compiled, and attention never stores its matrix"},
+    {"workers num-workers dataloader-num-workers", "leave it out: batches are read as they are needed"},
+    {"vocab-size", "leave it out: the vocabulary is that of the data"},
+    {"log-interval log-every logging-steps", "leave it out: each step is printed and logged"},
     {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
      "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
     // of earlier versions

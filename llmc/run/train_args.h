@@ -24,7 +24,7 @@ typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in th
 #define MATMUL_PRECISION_CHOICES "0 1 2 auto"
 enum { MATMUL_AUTO = 3 };
 
-enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the model's positions
+enum { ALL_POSITIONS = 1048576 };  // -t of --eval and --generate where none is given: the model's positions
 
 // --export
 typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
