@@ -361,28 +361,19 @@ if "$python" -c 'import tokenizers' 2>/dev/null; then
         says "$out" "whole: the 4743 merges and 5000 ids are those of tokenizers"
         says "$out" "train(files): the 4743 merges and 5000 ids are those of tokenizers"
     )"
-    # Behind an "a", a letter joins the word; behind a "1", a number joins; a "!" behind it joins what is none of both.
     report "each code point has the class that tokenizers gives it" "$(
         "$python" - "$root/llmc/data/unicode_classes.h" 2>&1 <<'PYTHON'
 import re, sys
 import tokenizers
-split = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
-classes = {}
-for first, count, kind in re.findall(r"\{0x(\w+), (\d+), (\d)\}", open(sys.argv[1]).read()):
-    classes.update(dict.fromkeys(range(int(first, 16), int(first, 16) + int(count)), int(kind)))
-different = []
-for begin in range(0, 0x110000, 4096):
-    codes = [code for code in range(begin, begin + 4096) if not 0xD800 <= code < 0xE000]
-    joins = {}
-    for before in "a1":
-        starts = {start for _, (start, _) in split("".join(f"{before}{chr(code)}!" for code in codes))}
-        joins[before] = [3 * i + 1 not in starts for i in range(len(codes))]
-        alone = [3 * i + 2 in starts for i in range(len(codes))]
-    for i, code in enumerate(codes):
-        kind = 1 if joins["a"][i] else 2 if joins["1"][i] else 3 if alone[i] or code == 32 else 0
-        different += [hex(code)] if kind != classes.get(code, 0) else []
-if different or len(classes) < 130000:
-    print(len(classes), len(different), different[:9])
+text = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+rows = re.findall(r"\{0x(\w+), (\d+), (\d)\}", open(sys.argv[1]).read())
+for kind, pattern in enumerate([r"\p{L}", r"\p{N}", r"\s"], 1):
+    spans = [(int(first, 16), int(count)) for first, count, of_kind in rows if int(of_kind) == kind]
+    ours = {chr(code) for first, count in spans for code in range(first, first + count)}
+    remove = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern + "+"), "removed")
+    theirs = set(text) - set("".join(piece for piece, _ in remove.pre_tokenize_str(text)))
+    if ours != theirs or len(ours) < 25:
+        print(pattern, len(ours), len(theirs), sorted(map(hex, map(ord, ours ^ theirs)))[:9])
 PYTHON
     )"
 else
