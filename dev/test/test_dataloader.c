@@ -68,7 +68,6 @@ TEST(test_header_defects) {
         {{20240520, 1, 10}, 1, "(a text needs another name than .bin); doc/files.md says what files are read"},
         {{20240520, 1, 10}, 1023, "could not read the header"},
         {{20240520, 1, 0}, 1024, "is empty"},
-        {{20240801, 1, 10}, 1044, "is a token shard of Llama 3, expected a token shard of llm.c"},
         {{0x08EB3501, 1, 10}, 1044, "is no file of a known kind"},
         {{20240520, 2, 10}, 1044, "has version 2 and a vocabulary of 0, expected version 1"},
         {{20240520, 1, 10, 65537}, 1044, "has version 1 and a vocabulary of 65537, expected"},

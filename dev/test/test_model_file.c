@@ -600,8 +600,6 @@ TEST(test_bad_llmc_headers) {
         {0, 20240520, "is a token shard, expected"},
         {0, 20240522, "is an evaluation set of llm.c, expected"},
         {0, 20240527, "optimizer state, expected a GPT-2 in Hugging Face's or llm.c's format; give the model_*.bin"},
-        {0, 20240801, "is a token shard of Llama 3"},
-        {0, 20240803, "is llm.c's Llama 3"},
         {1, 1, "of version 1, expected 3 (fp32) or 5 (bf16)"},
         {1, 4, "of version 4, expected 3"},
         {1, -3, "of version -3, expected 3"},

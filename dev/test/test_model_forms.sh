@@ -167,7 +167,7 @@ names "an index of PyTorch's shards without them" "write('pytorch_model.bin.inde
 names "a pytorch_model.bin of unknown bytes" "write('pytorch_model.bin', b'\x80\4\x95')" form "is a file of PyTorch"
 names "a folder of ckpt.pt" "write('ckpt.pt', $zip)" form "ckpt.pt is a file of PyTorch"
 names "a pickle of another protocol" "write('c.pth', b'\x80\4\x95')" form/c.pth "c.pth is a file of PyTorch"
-names "a folder of tf_model.h5" "write('tf_model.h5', b'\x89HDF\r\n\x1a\n')" form "tf_model.h5 is an HDF5 file"
+names "a folder of tf_model.h5" "write('tf_model.h5', b'\x89HDF\r\n\x1a\n')" form "tf_model.h5 is a file of TensorFlow"
 names "Flax" "write('flax_model.msgpack', b'\x81\xabtransformer')" form "flax_model.msgpack is a file of Flax"
 names "a folder of a GGUF" "write('x.gguf', b'GGUF\3\0\0\0')" form "x.gguf is a GGUF model"
 names "an empty folder" "t = {}" form "is a folder without model.safetensors, its index or checkpoints"
@@ -177,8 +177,7 @@ names "a Git LFS pointer" "write('$model', $lfs)" form "is a Git-LFS pointer, ex
 llm.c's format; fetch the file: git lfs pull"
 names "a Git LFS pointer in an index" "split(); write('b.safetensors', $lfs)" form "b.safetensors is a Git-LFS pointer"
 names "a web page" "write('$model', b'<!DOCTYPE html><title>404</title>')" form/$model \
-    "is an HTML page or an XML error, expected a GPT-2"
-names "a web page without a type" "write('$model', b'<html lang=en>')" form "is an HTML page or an XML error, expected"
+    "is 33 bytes long and says that its header has"
 names "PyTorch's zip called safetensors" "write('$model', $zip + b'archive/data.pkl')" form \
     "is a file of PyTorch, expected"
 names "PyTorch's pickle called safetensors" "write('$model', $pickle)" form "is a file of PyTorch, expected"
