@@ -78,8 +78,8 @@ static inline void print_byte_notes(const char *flag, const char *pattern) {
 // True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// Makes -gd auto fp32 for examples, and stops at -gd bf16: the gradient of the position embeddings would be rounded once
-// for each example.
+// Makes -gd auto fp32 for examples, and stops at -gd bf16: each example would round the gradient of the position
+// embeddings.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
     if (examples && DT_FLOATX == DT_BF16 && a->gradients == GRADIENTS_AUTO) { a->gradients = GRADIENTS_FP32; }
     if (!examples || a->gradients != GRADIENTS_BF16) { return; }

@@ -27,24 +27,23 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// An update may round a bf16 gradient this often, and its norm is right to 1 % (doc/memory.md). The worst terms are equal
-// ones: from 256 on each is less than half of the sum's last bit, and the sum stops growing.
+// An update may round a bf16 gradient this often, and its norm is right to 1 % (doc/memory.md). Equal terms are the
+// worst: between 256 and 512 of them each is less than half of the sum's last bit, and the sum stops growing.
 enum { MAX_ROUNDINGS = 128 };
 
-// How often an update rounds a bf16 gradient. wte's is rounded most: with each logits chunk of a micro-batch. Below
-// stage 2 micro-batches accumulate in it; the shards of stages 2 and 3 accumulate in fp32. NCCL may add the ranks one by
-// one, in bf16; MPI adds them in fp32.
+// How often an update rounds a bf16 gradient on a rank. wte's is rounded most: for each logits chunk of a micro-batch.
+// Below stage 2 micro-batches accumulate in it; the shards of stages 2 and 3 accumulate in fp32.
 static inline int64_t gradient_roundings(const GPT2Config *c, const ModelOptions *o) {
     int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
-    int64_t here = chunks * (shards_gradients(&o->sharding) ? 1 : o->micro_steps);
-    int ranks = is_gpu(o->backend) ? o->sharding.dp_size : 1;
-    return here > ranks ? here : ranks;
+    return chunks * (shards_gradients(&o->sharding) ? 1 : o->micro_steps);
 }
 
-// -gd auto is fp32 where micro-batches accumulate, or where bf16 would be rounded too often.
+// -gd auto is fp32 where micro-batches accumulate, where bf16 would be rounded too often, and on as many GPUs: NCCL may
+// add them one by one, in bf16. MPI adds ranks in fp32.
 static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
     bool accumulates = o->micro_steps > 1 && !shards_gradients(&o->sharding);
-    bool wide = accumulates || gradient_roundings(c, o) > MAX_ROUNDINGS;
+    bool many_gpus = is_gpu(o->backend) && o->sharding.dp_size > MAX_ROUNDINGS;
+    bool wide = accumulates || many_gpus || gradient_roundings(c, o) > MAX_ROUNDINGS;
     const DType types[] = {wide ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
     return types[a->gradients];
 }
@@ -53,15 +52,14 @@ static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const 
 static inline void check_gradients(const GPT2Config *c, const ModelOptions *o) {
     int64_t roundings = gradient_roundings(c, o);
     if (o->gradients != DT_BF16 || roundings <= MAX_ROUNDINGS) { return; }
-    input_error(
-        "-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is off by "
-        "over 1 %%; give -gd auto, which adds in fp32",
-        (long long)roundings, (int)MAX_ROUNDINGS);
+    input_error("-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is off "
+                "by over 1 %%; give -gd auto, which adds in fp32",
+                (long long)roundings, (int)MAX_ROUNDINGS);
 }
 
-// The -z and --offload in effect, for all that depends on them. -z divides among data-parallel ranks, so one has nothing
-// to shard; --offload does nothing on a CPU, where the model is in host memory already. Neighbouring ranks form a
-// tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
+// The -z and --offload in effect, for all that depends on them. One data-parallel rank has nothing to shard; --offload
+// does nothing on a CPU, where the model is in host memory already. Neighbouring ranks form a tensor-parallel group: at
+// -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
 static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {

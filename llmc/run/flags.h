@@ -208,7 +208,7 @@ static const struct {
     {"optim optimizer-name", "here it is --optimizer adamw or muon"},
     {"gradient-checkpointing activation-checkpointing recompute-activations recompute-granularity use-recompute",
      "here it is -r LEVEL (--recompute): auto recomputes what the memory needs, 4 whole blocks"},
-    {"fsdp fully-sharded-data-parallel deepspeed zero zero-optimization ddp distributed-backend use-distributed-optimizer",
+    {"fsdp fully-sharded-data-parallel deepspeed zero ddp distributed-backend use-distributed-optimizer",
      "ranks start with mpirun -np N, and -z N (--zero-stage) shards among them: 3 is FSDP"},
     {"config config-file cfg", "flags are given on the command line; -o DIR -y 1 takes those of the run in DIR"},
     {"compile torch-compile flash-attn use-flash-attn",
