@@ -160,7 +160,8 @@ NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.
 MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
 	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
 	test_predict.sh test_scale.sh)
-LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_faults.sh test_comm.sh test_trainer.sh)
+LONG_SCRIPTS := $(addprefix dev/test/,test_processes_model.sh test_processes_errors.sh test_processes.sh \
+	test_faults.sh test_llmc.sh test_comm.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
 
