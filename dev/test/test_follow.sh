@@ -132,7 +132,7 @@ follows "RUN comes later, half a line waits, a resumed run, Ctrl-C" "1:9 2:6 3:5
 new_run
 { echo '{"step":0,"val_loss":5}' && steps 1:9 2:8; } >"$metrics"
 follow "$run" --wandb p --once
-sleep 60 &
+sleep 100000 &
 process=$!
 change() {
     says "$calls" '["init", "p", "run", "allow", {"model": "d12", "val-data": null, "threads": 2}]'
