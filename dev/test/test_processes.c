@@ -9,6 +9,7 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the
                                         bits of --offload 0, also with late copies (late_copies.h); allocated bytes,
                                         moved bytes, and copies that run beside work
+    mpirun test_processes sample T      a fifth of it: one number of micro-batches and one kind of copies, in turn
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
@@ -690,20 +691,22 @@ static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyK
     return hash;
 }
 
-// every -z with -r 0, 2 and 4, one micro-batch and three
-static void check_offload(const Groups *groups) {
+// every -z with -r 0, 2 and 4, one micro-batch and three, every kind of copies; or, of these two, one in turn
+static void check_offload(const Groups *groups, bool whole) {
     static const char *const kinds[NUM_COPY_KINDS] = {"", " with late results of copies", " with late copies"};
     Comm *const comms[] = {groups->world, groups->dp, groups->tp};
     for (int i = 0; i < 3; i++) { comm_with_late_copies(comms[i]); }
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, micro_steps = k % 2 == 0 ? 1 : MICRO_STEPS;
         if (stage > 0 && groups->dp->size == 1) { break; }
+        if (!whole && (stage + r / 2 + k) % 2 == 0) { continue; }
         ModelOptions p = options_for(stage, r, micro_steps, groups);
         p.gather_again = k % 4 < 2;
         p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_offloaded(p, *groups, 0, EARLY_COPIES);
         for (int i = 0; i < 4 * NUM_COPY_KINDS; i++) {
             int offload = 1 + i / NUM_COPY_KINDS, kind = i % NUM_COPY_KINDS;
+            if (!whole && kind != (k + offload) % NUM_COPY_KINDS) { continue; }
             CHECK(hash_offloaded(p, *groups, offload, (CopyKind)kind) == expected,
                   "--offload %d -tp %d -z %d -r %d, %d micro-batches: other bits than --offload 0%s", offload,
                   groups->tp->size, stage, r, micro_steps, kinds[kind]);
@@ -916,8 +919,8 @@ static int run_groups(int t, const char *command) {
         check_all_files(&groups);
     } else if (strcmp(command, "late") == 0) {
         check_late(&groups);
-    } else if (strcmp(command, "offload") == 0) {
-        check_offload(&groups);
+    } else if (strcmp(command, "offload") == 0 || strcmp(command, "sample") == 0) {
+        check_offload(&groups, strcmp(command, "offload") == 0);
     } else if (strcmp(command, "bytes") == 0) {
         check_device_bytes(t, groups.world);
         if (t == 1 && groups.world->size == 2) { check_volumes(groups.world); }

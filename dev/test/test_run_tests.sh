@@ -66,9 +66,9 @@ program printing <<'END'
 for i in {1..8}; do echo "ok $i" && sleep 1; done
 END
 program computing <<'END'
-for i in {1..16}; do
-    sleep 0.4
-    for ((j = 0; j < 50000; j++)); do :; done
+for i in {1..10}; do
+    sleep 0.6
+    for ((j = 0; j < 20000; j++)); do :; done
 done
 END
 report "a program that sleeps or polls is stopped after a silence, with all its processes, and named apart from failures" "$(
