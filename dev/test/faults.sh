@@ -66,7 +66,7 @@ every() { if [ "$form" = whole ]; then echo "$1"; else echo "$2"; fi; } # WHOLE 
 
 run() { # STATUS ARGUMENTS...: a sentence unless the trainer, with $preload, exits with STATUS
     local status=0
-    timeout -k 5 300 env LD_PRELOAD="$preload" "$trainer" "${@:2}" >"$log" 2>"$err" </dev/null || status=$?
+    LD_PRELOAD="$preload" "$trainer" "${@:2}" >"$log" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
 exit_status() { sed -n 's/^exit status \([0-9]*\).*/\1/p'; } # the unexpected status in the output of run
@@ -88,13 +88,8 @@ start_and_fail() { # WITH AT IN ARGUMENTS...
         [ -d "/proc/$id" ] && sleep 0.01 || return
     done
 }
-# ID: waits at most 300 s for a process of the background, and then kills it. Returns its exit status
-await() {
-    {
-        timeout 300 tail -s 0.01 --pid="$1" -f /dev/null || kill -9 "$1"
-        wait "$1"
-    } 2>/dev/null
-}
+# ID: waits for a process of the background. Returns its exit status
+await() { { wait "$1"; } 2>/dev/null; }
 # [JOB]: the stopped process $id goes on, and it or the job of ranks ends with $status
 go_on() {
     [ -z "$id" ] || kill -CONT "$id"
@@ -915,11 +910,9 @@ unreadable_data() {
 
 rank_of() { { tr '\0' '\n' <"/proc/$1/environ"; } 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p'; }
 process_of_rank() { for id in $(processes); do [ "$(rank_of "$id")" != "$1" ] || echo "$id"; done; }
-# waits at most 300 s until one of the processes has stopped itself, and prints its id; nothing if the job has ended
+# waits until one of the processes has stopped itself, and prints its id; nothing if the job has ended
 await_stopped() { # JOB
-    local turn
-    for ((turn = 0; turn < 15000; turn++)); do
-        kill -0 "$1" 2>/dev/null || return 0
+    while kill -0 "$1" 2>/dev/null; do
         for id in $(processes); do
             ! grep -qs '^State:.*T (' "/proc/$id/status" || { echo "$id" && return; }
         done
@@ -944,7 +937,7 @@ launcher=(mpirun --oversubscribe) ranks_are=("$trainer")
 # starts two ranks, or $ranks_of; FAIL_ variables, and a library in $preload, are theirs
 start_ranks() {
     rm -f note
-    FAIL_NOTE=$PWD/note timeout -k 5 300 "${launcher[@]}" --bind-to none -np "${ranks_of:-2}" \
+    FAIL_NOTE=$PWD/note "${launcher[@]}" --bind-to none -np "${ranks_of:-2}" \
         ${TEST_TIMEOUT:+-x TEST_TIMEOUT} -x LD_PRELOAD="$folder/patient_yield.so:$folder/fail_nth.so:$preload" \
         "${ranks_are[@]}" "$@" >"$log" 2>"$err" </dev/null
 }
@@ -1212,10 +1205,10 @@ faults_stopped_ranks() {
             )"
             rm -rf victim
             report "$where: rank $rank is stopped for longer than the timeout: exit 1, one sentence, and resumed" "$(
-                TEST_TIMEOUT=$(every 10 4) struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}"
+                TEST_TIMEOUT=$(every 10 2),$PWD/note struck_ranks 1 "$rank" stop 5 step_00000004 "${layout[@]}"
                 was_struck
                 sentences 1
-                says "$err" "a rank has not answered for $(every 10 4) s"
+                says "$err" "a rank has not answered for $(every 10 2) s"
                 whole_checkpoints victim expected_silent step_00000002
                 ranks_resume silent
             )"
@@ -1314,7 +1307,7 @@ mend_link() {
 # rank 0 stops itself in a step, the link is cut, and rank 0 goes on. The job's id is in $job, that of rank 0 in $id
 run_and_cut() { # HOW TIMEOUT
     rm -rf victim
-    TEST_TIMEOUT=$2 FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS='write' \
+    TEST_TIMEOUT=$2,$PWD/note FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=5 FAIL_IN=metrics.jsonl FAIL_CALLS='write' \
         start_ranks "${layout[@]}" 2>/dev/null &
     job=$!
     id=$(await_stopped "$job")
@@ -1325,7 +1318,7 @@ faults_link() {
     local how id job status ns_a ns_b daemons trouble limit
     has_mpirun "$(every 4 3)" || return 0
     local trainer=$program ranks_are=("$program" train)
-    limit=$(every 10 4)
+    limit=$(every 10 2)
     prepare_ranks silent >/dev/null
     open_link "$(every 4 3)" || return 0
     rm -rf victim

@@ -89,7 +89,7 @@ server.serve_forever()
 PYTHON
 python3 "$scratch/server.py" "$scratch/site" >"$scratch/port" &
 server=$!
-for _ in {1..600}; do
+for _ in {1..6000}; do
     [ ! -s "$scratch/port" ] || break
     sleep 0.1
 done

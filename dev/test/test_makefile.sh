@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The precision and the architectures that make chooses for a GPU, the CPU of a build, its hardening, and where nvcc and
 # CUDA's libraries are. nvidia-smi and nvcc are stubs, and make only prints its commands, in a copy of the Makefile. An
-# installed nvcc links one program. Then the last lines of scripts/run_tests.sh.   dev/test/test_makefile.sh
+# installed nvcc links one program.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -311,31 +311,5 @@ if [ -n "$nvcc" ]; then
 else
     skip nvcc 1 "linking with MPI"
 fi
-
-# ends_with WORD...: the last lines that run_tests.sh prints with these words
-ends_with() {
-    scripts/run_tests.sh "$@" >"$folder/said" 2>&1
-    diff "$folder/wanted" <(tail -n "$(wc -l <"$folder/wanted")" "$folder/said")
-}
-report "skipped and failed tests, with the commands that run them again, stand above the last line of two runs" "$(
-    printf '%s\n' 'not ok shell' '    why' '    | a table' 'ok shell' '[  FAILED  ] 1 test(s)' >"$folder/shell"
-    printf '%s\n' '[  FAILED  ] unit' '[  PASSED  ] 3 test(s).' '[  FAILED  ] 1 test(s), listed below:' \
-        '[  FAILED  ] unit' >"$folder/cmocka"
-    printf '%s\n' 'ok rest' 'skipped: test_x.sh needs lintian' '[  SKIPPED ] 1 test(s).' >"$folder/lacking"
-    cat >"$folder/wanted" <<END_OF
-skipped: test_x.sh needs lintian
-1 failed: scripts/run_tests.sh 'cat $folder/shell'
-    not ok shell
-        why
-1 failed: scripts/run_tests.sh 'cat $folder/cmocka'
-    [  FAILED  ] unit
-exit status 1: scripts/run_tests.sh 'false'
-3 passed, 3 failed
-END_OF
-    ends_with --tally "$folder/tally" "cat $folder/lacking" "cat $folder/shell" "cat $folder/cmocka" false
-    sed -i "1d; \$d" "$folder/wanted"
-    printf '%s\n' "no test ran: scripts/run_tests.sh 'true'" '3 passed, 4 failed' >>"$folder/wanted"
-    ends_with --tally "$folder/tally" true
-)"
 
 end_tests

@@ -86,10 +86,11 @@ report "--fit chooses --offload only if nothing fits without" "$(
 )"
 report "--generate and --eval with weights in host memory: the same output" "$(
     run 0 "$emulated" "${model[@]}" -x 3 -o small -n 3
+    head -c 700 text >held
     for stage in 0 3 4; do
         run 0 "$emulated" --generate 12 -e small --prompt 12 --offload $stage
         cp "$out" "generated_$stage"
-        run 0 "$emulated" --eval text -e small -b 2 --offload $stage
+        run 0 "$emulated" --eval held -e small -b 2 --offload $stage
         cp "$out" "scored_$stage"
     done
     for stage in 3 4; do same generated_0 generated_$stage && same scored_0 scored_$stage; done

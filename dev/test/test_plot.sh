@@ -292,7 +292,7 @@ else
     echo "[  SKIPPED ] 2 test(s)."
 fi
 for browser in chromium google-chrome; do
-    timeout 120 $browser --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 \
+    $browser --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 \
         --user-data-dir="$here/profile" --dump-dom "file://$here/page.html" >"$here/dom" 2>/dev/null && break
 done
 if [ -s "$here/dom" ]; then

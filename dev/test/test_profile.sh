@@ -219,7 +219,7 @@ report "examples: operations of each sequence in a row, and the bits of the run"
 report "a run stopped by a signal leaves its whole steps" "$(
     "$trainer" "${model[@]}" -d 3200 -x 1000000 -o stopped --profile 10000 >"$out" 2>&1 </dev/null &
     process=$!
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 6000; i++)); do
         grep -qs '"name":"step 8"' stopped/profile.json.part && break
         sleep 0.05
     done

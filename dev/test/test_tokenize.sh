@@ -102,7 +102,7 @@ report "a second command of the same name is refused; a killed one leaves no sha
     victim=$!
     exec 3>pipe
     head -c 5500000 long.txt >&3
-    for _ in {1..600}; do
+    for _ in {1..6000}; do
         [ ! -s killed_val_000000.bin.part ] || break
         sleep 0.1
     done

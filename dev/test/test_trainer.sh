@@ -234,7 +234,7 @@ report "the largest seed resumes" "$(
 
 # started FILE PATTERN: waits until a line of the file matches
 started() {
-    for ((i = 0; i < 3000; i++)); do
+    for ((i = 0; i < 30000; i++)); do
         ! grep -q -- "$2" "$1" 2>/dev/null || return
         sleep 0.02
     done
