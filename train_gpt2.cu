@@ -751,6 +751,8 @@ typedef struct {
     const Backend *backend;
     Comm *host;  // all ranks that mpirun started; main closes it
     Groups groups;
+    ModelSource source;
+    char chosen[FLAG_TEXT];  // by -r auto, for the banner
     GPT2 model;
     RunData data;
     RunText text;
@@ -1035,19 +1037,19 @@ static void open_ranks(Run *run, TrainArgs *a) {
 
 // Phase 2, what the data and the checkpoint say: the model's shape and weights, the tokenizer, the number of steps, and
 // the step and the position in the data to resume from.
-static ModelSource open_data(Run *run, TrainArgs *a) {
+static void open_data(Run *run, TrainArgs *a) {
     Comm *world = run->groups.world;
     RunText *text = &run->text;
     data_open(&run->data, a);
-    ModelSource source = model_source(a, run->data.files.vocab_size);
-    const GPT2Config *c = &source.config;
-    check_same_model(&source, world);
+    run->source = model_source(a, run->data.files.vocab_size);
+    const GPT2Config *c = &run->source.config;
+    check_same_model(&run->source, world);
     check_length(a, c);
     check_rows(a);
-    check_text_fits(&run->data, a, &source);
+    check_text_fits(&run->data, a, &run->source);
     if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
-    if (*source.checkpoint) { restore_run(run, source.checkpoint); }
+    if (*run->source.checkpoint) { restore_run(run, run->source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c->vocab_size, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
@@ -1056,30 +1058,30 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)text->prompt_length);
     check_all_have(world, state, "all ranks need the same files at -o and -e");
-    return source;
 }
 
 // Phase 3, what fits: --fit and -r auto choose flags. Stops if disk or memory is too small.
-static ModelOptions choose_memory(Run *run, TrainArgs *a, const GPT2Config *c) {
+static ModelOptions choose_memory(Run *run, TrainArgs *a) {
     Comm *world = run->groups.world;
-    char chosen[FLAG_TEXT];
+    const GPT2Config *c = &run->source.config;
     if (a->run_dir && world->rank == 0) { check_disk(a, c); }
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
-    ModelOptions options = choose_options(chosen, a, c, run->backend, world);
+    ModelOptions options = choose_options(run->chosen, a, c, run->backend, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     return options;
 }
 
 // Phase 4, build: the model with its weights.
-static void build_model(Run *run, ModelSource *source, ModelOptions options) {
+static void build_model(Run *run, ModelOptions options) {
     const TrainArgs *a = run->args;
-    const GPT2Config *c = &source->config;
+    const GPT2Config *c = &run->source.config;
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
+    print_early_launches(run->backend);
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
-    gpt2_load(&run->model, source, (uint64_t)a->seed);
+    gpt2_load(&run->model, &run->source, (uint64_t)a->seed);
     run->enqueued = run->step;
     double peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     StepReport report = {.max_steps = run->max_steps, .tokens = (double)tokens_of_update(a), .peak_rate = peak_rate};
@@ -1102,17 +1104,21 @@ static void open_files(Run *run) {
     run->saved = run->step;
 }
 
-// All checks come before the first byte is written. *a changes by --fit and -f auto.
-static void run_open(Run *run, TrainArgs *a, Comm *host) {
+// Makes all checks, before the banner and before the first byte is written. *a changes by --fit and -f auto. run_build
+// takes the options.
+static ModelOptions run_check(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;
     run->host = host;
     run->lock = -1;
     open_ranks(run, a);
-    ModelSource source = open_data(run, a);
-    ModelOptions options = choose_memory(run, a, &source.config);
-    build_model(run, &source, options);
-    comm_barrier(run->groups.world);  // nothing is written before every rank has passed its checks
+    open_data(run, a);
+    return choose_memory(run, a);
+}
+
+static void run_build(Run *run, ModelOptions options) {
+    build_model(run, options);
+    comm_barrier(run->groups.world);  // nothing is written before every rank has its model
     open_files(run);
 }
 
@@ -1147,10 +1153,10 @@ static void advance(Run *run) {
 // evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
-    run_open(&run, a, host);
+    ModelOptions options = run_check(&run, a, host);
     catch_signals();
-    print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
-                 run.max_steps);
+    print_banner(a, &run.source.config, &options, run.chosen, &run.data, run.groups.world, run.step, run.max_steps);
+    run_build(&run, options);  // after the banner: filling gigabytes takes a minute
     run.started = now_seconds();
     long long sampled = run.step;
     for (bool ending = false; !ending;) {

@@ -346,7 +346,7 @@ report "the banner says whether early launches are on" "$(
     for setting in on= off=0; do
         TRAIN_GPT2_EARLY_LAUNCHES=${setting#*=} "$EMULATED" -i README.md -e l1h1c32 -b 1 -t 16 -x 1 -v 0 -s 0 \
             --device cuda >"$folder/log" 2>&1
-        grep -q "^machine .* early launches ${setting%=*}\$" "$folder/log" || cat "$folder/log"
+        grep -q "^launches  early launches are ${setting%=*}\$" "$folder/log" || cat "$folder/log"
     done
 )"
 

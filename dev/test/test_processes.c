@@ -36,6 +36,7 @@ static double comm_timeout = 600;  // seconds; TEST_TIMEOUT in the environment s
 #include "late_comm.h"
 #include "late_copies.h"
 #include "replicas.h"
+#include "run_open.h"
 #include "slice_copy.h"
 #include "testing.h"
 

@@ -76,7 +76,7 @@ optimizer.safetensors state.json tokenizer.json tokenizer_config.json"
 )"
 report "the banner has the flags, the model, the memory and the data" "$(
     says "$out" "l1h2c16"
-    matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 0.0M parameters"
+    matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 8K parameters"
     matches "$out" "^memory +[0-9.]+ MiB"
     matches "$out" "^data +[0-9]+ training tokens, [0-9]+ validation tokens, 6 steps of 64 tokens"
     says "$out" "step 6/6 | loss"

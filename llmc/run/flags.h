@@ -22,6 +22,7 @@ defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flag
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include "llmc/common/check.h"
 
 typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION } FlagType;
@@ -315,17 +316,26 @@ static inline const char *flag_changed_text(const Flag *flag, const void *values
     return value && *value ? value : flag->type == FLAG_OPTION ? "yes" : "none";
 }
 
-// Prints the flags that differ from their defaults, in one line.
+// Prints the flags that differ from their defaults: in one line, which a terminal wraps between two flags.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
                                       const void *defaults) {
-    bool any = false;
+    struct winsize terminal;
+    bool wraps = ioctl(fileno(file), TIOCGWINSZ, &terminal) == 0 && terminal.ws_col > 0;
+    int column = 0, indent = 8;
     for (int i = 0; i < count; i++) {
         char text[FLAG_TEXT];
         const char *value = flag_changed_text(&table[i], values, defaults, text);
-        if (value) { fprintf(file, "%s  %s %s", any ? "" : "changed ", table[i].name, value); }
-        any |= value != NULL;
+        if (!value) { continue; }
+        int length = (int)(strlen("  ") + strlen(table[i].name) + strlen(" ") + strlen(value));
+        bool next_line = wraps && column > indent && column + length > terminal.ws_col;
+        if (column == 0 || next_line) {
+            fprintf(file, "%s%-*s", column ? "\n" : "", indent, column ? "" : "flags");
+            column = indent;
+        }
+        column += length;
+        fprintf(file, "  %s %s", table[i].name, value);
     }
-    if (any) { fputc('\n', file); }
+    if (column > 0) { fputc('\n', file); }
 }
 
 // ---- config.json
