@@ -1021,12 +1021,18 @@ static StepReport finish_step(Run *run) {
     return *report;
 }
 
-// ---- from flags to a run that can take steps
+// ---- from flags to a run that can take steps. *a changes by --fit, -f auto and the length of the run; all checks come
+// before the banner, since building the model may take a minute, and before the first byte is written
 
 // Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
-static void open_ranks(Run *run, TrainArgs *a) {
+static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
+    memset(run, 0, sizeof *run);
+    run->args = a;
+    run->host = host;
+    run->lock = -1;
     run->backend = backend_choose((DeviceChoice)a->device, true);
-    run->groups = open_groups(a, run->backend->device, run->host);
+    run->groups = open_groups(a, run->backend->device, host);
+    name_run_dir(a, run->groups.world);
     if (run->groups.world->rank == 0) {
         check_run_dir(a);
         run->lock = lock_run_dir(a->run_dir);
@@ -1035,8 +1041,7 @@ static void open_ranks(Run *run, TrainArgs *a) {
     choose_matmul_inputs(a, run->backend, run->groups.world);
 }
 
-// Phase 2, what the data and the checkpoint say: the model's shape and weights, the tokenizer, the number of steps, and
-// the step and the position in the data to resume from.
+// Phase 2, what data and checkpoint say: shape, weights, tokenizer, number of steps; step and position to resume from.
 static void open_data(Run *run, TrainArgs *a) {
     Comm *world = run->groups.world;
     RunText *text = &run->text;
@@ -1088,11 +1093,13 @@ static void build_model(Run *run, ModelOptions options) {
     run->reports[0] = run->reports[1] = report;
 }
 
-// Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
+// When each rank has its model: writes config.json, and continues the logs at run->step. Evaluations that they hold are
+// not made again.
 static void open_files(Run *run) {
     const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
     const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
+    comm_barrier(world);
     open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, run->step, world);
     run->log =
@@ -1102,24 +1109,6 @@ static void open_files(Run *run) {
         checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step);
     }
     run->saved = run->step;
-}
-
-// Makes all checks, before the banner and before the first byte is written. *a changes by --fit and -f auto. run_build
-// takes the options.
-static ModelOptions run_check(Run *run, TrainArgs *a, Comm *host) {
-    memset(run, 0, sizeof *run);
-    run->args = a;
-    run->host = host;
-    run->lock = -1;
-    open_ranks(run, a);
-    open_data(run, a);
-    return choose_memory(run, a);
-}
-
-static void run_build(Run *run, ModelOptions options) {
-    build_model(run, options);
-    comm_barrier(run->groups.world);  // nothing is written before every rank has its model
-    open_files(run);
 }
 
 static void run_close(Run *run) {
@@ -1153,10 +1142,13 @@ static void advance(Run *run) {
 // evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
-    ModelOptions options = run_check(&run, a, host);
+    open_ranks(&run, a, host);
+    open_data(&run, a);
+    ModelOptions options = choose_memory(&run, a);
     catch_signals();
     print_banner(a, &run.source.config, &options, run.chosen, &run.data, run.groups.world, run.step, run.max_steps);
-    run_build(&run, options);  // after the banner: filling gigabytes takes a minute
+    build_model(&run, options);
+    open_files(&run);
     run.started = now_seconds();
     long long sampled = run.step;
     for (bool ending = false; !ending;) {

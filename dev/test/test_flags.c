@@ -287,12 +287,12 @@ static char *printed_help(void) {
     return text;
 }
 
-static char *printed_banner(Values values) {
+static char *printed_banner(Values values, bool explained) {
     char *text = NULL;
     size_t size = 0;
     Values usual = default_values();
     FILE *file = open_memstream(&text, &size);
-    flags_print_banner(file, TABLE, ROWS, &values, &usual);
+    flags_print_banner(file, TABLE, ROWS, &values, &usual, explained);
     fclose(file);
     return text;
 }
@@ -321,10 +321,15 @@ TEST(test_help) {
 }
 
 TEST(test_banner) {
-    char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"));
+    char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"), false);
     assert_string_equal(text, "flags     micro-batch 8  output run  lr 0.1  master split  plan yes\n");
     free(text);
-    text = printed_banner(default_values());
+    text = printed_banner(parse("-b 8 -o run --seed 7"), true);
+    assert_string_equal(text, "          --micro-batch        8              sequences per micro-batch\n"
+                              "          --output             run            run directory\n"
+                              "          --seed               7              seed\n");
+    free(text);
+    text = printed_banner(default_values(), false);
     assert_string_equal(text, "");
     free(text);
 }
@@ -338,7 +343,7 @@ TEST(test_the_banner_on_a_terminal) {
     assert_int_equal(grantpt(terminal) | unlockpt(terminal) | ioctl(terminal, TIOCSWINSZ, &size), 0);
     FILE *file = fopen(ptsname(terminal), "w");
     assert_non_null(file);
-    flags_print_banner(file, TABLE, ROWS, &values, &usual);
+    flags_print_banner(file, TABLE, ROWS, &values, &usual, false);
     fclose(file);  // then a read of the terminal ends
     char text[512] = "";
     for (ssize_t length = 0, more = 1; more > 0; length += more) {

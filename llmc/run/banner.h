@@ -1,7 +1,7 @@
 /*
-The lines printed before a run, at most 8 and the notes; --plan, the memory of a command line; --version.
+The lines printed before the first step, at most 9 and the notes, more for a text without -e; --plan, the memory of a command line; --version.
 --plan needs no data and no device, and measures nothing.
-defines: print_banner, print_plan, print_version
+defines: print_banner, print_early_launches, print_plan, print_version
 */
 #pragma once
 #include "llmc/checkpoint/model_file.h"
@@ -163,10 +163,13 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     }
 }
 
+#define TEXT_ALONE "a text without -e trains a small model for an epoch, at least 2000 steps; -e d12 is GPT-2 124M"
+
 // The lines before the model is built. chosen: of choose_options
 static inline void print_banner(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const char *chosen,
                                 const RunData *data, const Comm *world, long long step, long long max_steps) {
-    if (step == 0) { flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args); }
+    if (a->text_alone) { puts("flags     " TEXT_ALONE); }
+    if (step == 0) { flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args, a->text_alone); }
     if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, c, o, data, max_steps);
     print_machine_lines(a, c, o, world);
@@ -272,12 +275,15 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
         args_for_examples(a, data_are_examples(&files));
         token_files_close(&files);
     }
+    set_by_length(a, 1);  // a plan does not depend on the length
     ModelSource source = model_source(a, vocab_size);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
     if (!a->generate) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     FILE *notes = json ? stderr : stdout;
+    fprintf(notes, "plan      on a %s in %s\n", COUNTED_FOR(backend));
+    if (a->text_alone) { fprintf(notes, "note      " TEXT_ALONE "\n"); }
     if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
     if (!a->generate) { check_rows(a); }
     if (a->recompute == RECOMPUTE_ALL) {

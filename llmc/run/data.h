@@ -147,6 +147,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
+    set_by_length(a, (int64_t)token_files_used(&d->train_files, a->T) / tokens_of_update(a));
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
     snprintf(d->val_fingerprint, sizeof d->val_fingerprint, "%016" PRIx64, token_files_fingerprint(&d->val_files));
 }

@@ -20,6 +20,7 @@ defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flag
 #pragma once
 #include <cjson/cJSON.h>
 #include <ctype.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
@@ -316,24 +317,27 @@ static inline const char *flag_changed_text(const Flag *flag, const void *values
     return value && *value ? value : flag->type == FLAG_OPTION ? "yes" : "none";
 }
 
-// Prints the flags that differ from their defaults: in one line, which a terminal wraps between two flags.
+// Prints the flags that differ from their defaults: in one line, which a terminal wraps between two flags, or
+// with a line for each and what it does.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
-                                      const void *defaults) {
+                                      const void *defaults, bool explained) {
     struct winsize terminal;
-    bool wraps = ioctl(fileno(file), TIOCGWINSZ, &terminal) == 0 && terminal.ws_col > 0;
-    int column = 0, indent = 8;
+    int columns = ioctl(fileno(file), TIOCGWINSZ, &terminal) == 0 && terminal.ws_col ? terminal.ws_col : INT_MAX;
+    int column = 0;
     for (int i = 0; i < count; i++) {
         char text[FLAG_TEXT];
         const char *value = flag_changed_text(&table[i], values, defaults, text);
         if (!value) { continue; }
-        int length = (int)(strlen("  ") + strlen(table[i].name) + strlen(" ") + strlen(value));
-        bool next_line = wraps && column > indent && column + length > terminal.ws_col;
-        if (column == 0 || next_line) {
-            fprintf(file, "%s%-*s", column ? "\n" : "", indent, column ? "" : "flags");
-            column = indent;
+        if (explained) {
+            const char *help = table[i].help, *end = strstr(help, " (");
+            fprintf(file, "          --%-18s %-14s %.*s\n", table[i].name, value, end ? (int)(end - help) : 99, help);
+            continue;
         }
-        column += length;
-        fprintf(file, "  %s %s", table[i].name, value);
+        if (column == 0 || column + (int)(strlen(table[i].name) + strlen(value)) + 3 > columns) {
+            fputs(column ? "\n        " : "flags   ", file);
+            column = 8;
+        }
+        column += fprintf(file, "  %s %s", table[i].name, value);
     }
     if (column > 0) { fputc('\n', file); }
 }

@@ -204,14 +204,11 @@ static inline size_t num_parameters(const GPT2Config *c) {
 // text (COUNT_LENGTH) = "124.4M parameters", "38K parameters" or "512 parameters"
 static inline const char *parameters_text(char *text, const GPT2Config *c) {
     double n = (double)num_parameters(c);
-    bool millions = n >= 999500, thousands = n >= 1000;
-    snprintf(text, COUNT_LENGTH,
-             millions    ? "%.1fM parameters"
-             : thousands ? "%.0fK parameters"
-                         : "%.0f parameters",
-             millions    ? n / 1e6
-             : thousands ? n / 1e3
-                         : n);
+    bool few = n < 1000, millions = n >= 999500;
+    snprintf(text, COUNT_LENGTH, "%.*f%s parameters", millions ? 1 : 0, few ? n : n / (millions ? 1e6 : 1e3),
+             few        ? ""
+             : millions ? "M"
+                        : "K");
     return text;
 }
 
