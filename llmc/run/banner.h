@@ -1,6 +1,6 @@
 /*
-The lines printed before the first step, at most 9 and the notes, more for a text without -e; --plan, the memory of a command line; --version.
---plan needs no data and no device, and measures nothing.
+The lines printed before the first step, at most 9 and the notes, more for a text without -e; --plan, the memory of a
+command line, which needs no data and no device, and measures nothing; --version.
 defines: print_banner, print_early_launches, print_plan, print_version
 */
 #pragma once
