@@ -16,6 +16,7 @@ Run it in the root of the repository. One table has the tolerances of each preci
 #include "train_gpt2.cu"
 #pragma GCC diagnostic pop
 #include "dev/test/block_load.h"
+#include "dev/test/run_open.h"
 #include "dev/test/testing.h"
 #include <sys/resource.h>
 

@@ -751,6 +751,8 @@ typedef struct {
     const Backend *backend;
     Comm *host;  // all ranks that mpirun started; main closes it
     Groups groups;
+    ModelSource source;
+    char chosen[FLAG_TEXT];  // by -r auto, for the banner
     GPT2 model;
     RunData data;
     RunText text;
@@ -1023,12 +1025,18 @@ static StepReport finish_step(Run *run) {
     return *report;
 }
 
-// ---- from flags to a run that can take steps
+// ---- from flags to a run that can take steps. *a changes by --fit, -f auto and the length of the run; all checks come
+// before the banner, since building the model may take a minute, and before the first byte is written
 
 // Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
-static void open_ranks(Run *run, TrainArgs *a) {
+static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
+    memset(run, 0, sizeof *run);
+    run->args = a;
+    run->host = host;
+    run->lock = -1;
     run->backend = backend_choose((DeviceChoice)a->device, true);
-    run->groups = open_groups(a, run->backend->device, run->host);
+    run->groups = open_groups(a, run->backend->device, host);
+    name_run_dir(a, run->groups.world);
     if (run->groups.world->rank == 0) {
         run->lock = lock_run_dir(a->run_dir);
         if (run->lock >= 0 && a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
@@ -1038,21 +1046,20 @@ static void open_ranks(Run *run, TrainArgs *a) {
     choose_matmul_inputs(a, run->backend, run->groups.world);
 }
 
-// Phase 2, what the data and the checkpoint say: the model's shape and weights, the tokenizer, the number of steps, and
-// the step and the position in the data to resume from.
-static ModelSource open_data(Run *run, TrainArgs *a) {
+// Phase 2, what data and checkpoint say: shape, weights, tokenizer, number of steps; step and position to resume from.
+static void open_data(Run *run, TrainArgs *a) {
     Comm *world = run->groups.world;
     RunText *text = &run->text;
     data_open(&run->data, a);
-    ModelSource source = model_source(a, run->data.files.vocab_size);
-    const GPT2Config *c = &source.config;
-    check_same_model(&source, world);
+    run->source = model_source(a, run->data.files.vocab_size);
+    const GPT2Config *c = &run->source.config;
+    check_same_model(&run->source, world);
     check_length(a, c);
     check_rows(a);
-    check_text_fits(&run->data, a, &source);
+    check_text_fits(&run->data, a, &run->source);
     if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
-    if (*source.checkpoint) { restore_run(run, source.checkpoint); }
+    if (*run->source.checkpoint) { restore_run(run, run->source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
     FILE *notes = a->sample_every > 0 ? stdout : NULL;
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c, notes, &text->prompt);
@@ -1062,41 +1069,43 @@ static ModelSource open_data(Run *run, TrainArgs *a) {
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)text->prompt_length);
     check_all_have(world, state, "all ranks need the same files at -o and -e");
-    return source;
 }
 
 // Phase 3, what fits: --fit and -r auto choose flags. Stops if disk or memory is too small.
-static ModelOptions choose_memory(Run *run, TrainArgs *a, const GPT2Config *c) {
+static ModelOptions choose_memory(Run *run, TrainArgs *a) {
     Comm *world = run->groups.world;
-    char chosen[FLAG_TEXT];
+    const GPT2Config *c = &run->source.config;
     if (a->run_dir && world->rank == 0) { check_disk(a, c); }
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
-    ModelOptions options = choose_options(chosen, a, c, run->backend, world);
+    ModelOptions options = choose_options(run->chosen, a, c, run->backend, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     return options;
 }
 
 // Phase 4, build: the model with its weights.
-static void build_model(Run *run, ModelSource *source, ModelOptions options) {
+static void build_model(Run *run, ModelOptions options) {
     const TrainArgs *a = run->args;
-    const GPT2Config *c = &source->config;
+    const GPT2Config *c = &run->source.config;
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
+    print_early_launches(run->backend);
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
-    gpt2_load(&run->model, source, (uint64_t)a->seed);
+    gpt2_load(&run->model, &run->source, (uint64_t)a->seed);
     run->enqueued = run->step;
     double peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     StepReport report = {.max_steps = run->max_steps, .tokens = (double)tokens_of_update(a), .peak_rate = peak_rate};
     run->reports[0] = run->reports[1] = report;
 }
 
-// Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
+// When each rank has its model: writes config.json, and continues the logs at run->step. Evaluations that they hold are
+// not made again.
 static void open_files(Run *run) {
     const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
     const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
+    comm_barrier(world);
     open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
     uint64_t val_tokens = data_val_tokens(&run->data, a);
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, val_tokens, run->step, world);
@@ -1106,20 +1115,6 @@ static void open_files(Run *run) {
         checkpoint_prune(folder, a->keep_checkpoints, a->major_every);
         checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step);
     }
-}
-
-// All checks come before the first byte is written. *a changes by --fit and -f auto.
-static void run_open(Run *run, TrainArgs *a, Comm *host) {
-    memset(run, 0, sizeof *run);
-    run->args = a;
-    run->host = host;
-    run->lock = -1;
-    open_ranks(run, a);
-    ModelSource source = open_data(run, a);
-    ModelOptions options = choose_memory(run, a, &source.config);
-    build_model(run, &source, options);
-    comm_barrier(run->groups.world);  // nothing is written before every rank has passed its checks
-    open_files(run);
 }
 
 static void run_close(Run *run) {
@@ -1153,10 +1148,13 @@ static void advance(Run *run) {
 // evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
-    run_open(&run, a, host);
+    open_ranks(&run, a, host);
+    open_data(&run, a);
+    ModelOptions options = choose_memory(&run, a);
     catch_signals(a);
-    print_banner(a, run.backend, &run.model.config, &run.model.options, &run.data, run.groups.world, run.step,
-                 run.max_steps);
+    print_banner(a, &run.source.config, &options, run.chosen, &run.data, run.groups.world, run.step, run.max_steps);
+    build_model(&run, options);
+    open_files(&run);
     run.started = now_seconds();
     long long sampled = run.step;
     for (bool ending = false; !ending;) {

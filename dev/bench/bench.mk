@@ -35,6 +35,9 @@ predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h20
 	@$(PREDICT) --gpu $(or $(GPU),h200) $(or $(ARGS),-e d12 -b 64 -d 65536)
 	@$(if $(ARGS),,echo && $(PREDICT) --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384 || true)
 
+plan: $(PREDICT) ## bench: the memory of a run on a GPU that is not here; ARGS='-e d48 -b 4 -s 0 -r 4 -om 8bit'
+	@$(PREDICT) --gpu $(or $(GPU),h200) --plan $(ARGS)
+
 bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
 	@build/bench/remat
 
@@ -70,4 +73,4 @@ bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 
-.PHONY: long-run bench-tokenizer bench predict bench-remat bench-states bench-optimizers bench-comm bench-cpu
+.PHONY: long-run bench-tokenizer bench predict plan bench-remat bench-states bench-optimizers bench-comm bench-cpu

@@ -5,6 +5,7 @@ NAME: h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 t4, or sm_CAPA
 as in sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which
 a T4 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
+--plan prints the trainer's plan for that GPU instead: make plan GPU=4060 ARGS='-e d48 -b 4 -r 4 -om 8bit'
 --json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
 larger than the GPU too, since several GPUs may share the plan.
 
@@ -648,10 +649,10 @@ static void check_one_gpu(const TrainArgs *a) {
                     num_ranks(a));
     }
     if (a->fit) {
-        input_error("--fit is not predicted: train_gpt2 --plan --fit=GIB prints flags, which can be given here");
+        input_error("--fit is not predicted: make plan with --fit=GIB prints flags, which can be given here");
     }
-    if (a->generate > 0 || a->plan || a->self_check) {
-        input_error("a prediction is of a training step; leave out --generate, --plan and --self-check");
+    if (a->generate > 0 || a->self_check) {
+        input_error("a prediction is of a training step; leave out --generate and --self-check");
     }
 }
 
@@ -691,6 +692,20 @@ static void recorder_free(Recorder *r) {
     free(r);
 }
 
+// --plan: what the trainer prints on a machine with this GPU
+static void plan_on(const GpuModel *gpu, int argc, char **argv) {
+    TrainArgs args;
+    cJSON *run_flags = read_flags(&args, argc, argv);
+    if (args.device == DEVICE_AUTO) { args.device = DEVICE_CUDA; }
+    Comm *alone = comm_single(&cpu_device);
+    simt::runtime().device_bytes = (size_t)gpu->memory;  // for -r auto and --fit without a number
+    args_set_ranks(&args, alone);
+    args_check(&args);
+    print_plan(&args, alone);
+    cJSON_Delete(run_flags);
+    comm_close(alone);
+}
+
 int main(int argc, char **argv) {
     const char *gpu_word = "h200";
     bool json = false;
@@ -704,6 +719,10 @@ int main(int argc, char **argv) {
     if (args.help || args.version) {
         printf("%s [--gpu NAME] [--json] [flags of train_gpt2]\n%s", argv[0],
                "predicts a training step; dev/bench/predict.cu explains, doc/gpu.md has examples\n");
+        return 0;
+    }
+    if (args.plan) {
+        plan_on(&gpu, argc, argv);
         return 0;
     }
     args_check(&args);

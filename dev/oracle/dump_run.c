@@ -9,6 +9,7 @@ A row is the T inputs and the last target of a sequence.
 */
 #define WITHOUT_MAIN
 #include "train_gpt2.cu"
+#include "dev/test/run_open.h"
 
 // appends a micro-batch: the inputs of each row and the token after them
 static void dump_batch(FILE *out, const DataLoader *loader, int B, int T) {

@@ -62,7 +62,7 @@ report "each type, under its name; a GGUF file is replaced" "$(
     for type in F32 F16 BF16; do
         python3 "$model_files" bytes/step_00000150 bytes_$type $type || echo "no folder"
         run 0 --export gguf -e bytes_$type -o bytes_$type.gguf
-        says "$out" "bytes_$type.gguf: 0.1M parameters, 256 tokens"
+        says "$out" "bytes_$type.gguf: 125K parameters, 256 tokens"
         [ "$(head -c 4 bytes_$type.gguf)" = GGUF ] || echo "bytes_$type.gguf begins with other bytes"
     done
     cp bytes_F16.gguf again.gguf
@@ -99,7 +99,7 @@ report "llm.c's file has the bytes of an independent writer: BF16, else F32" "$(
         words=()
         [ $type != BF16 ] || words=(bf16)
         run 0 --export llmc -e bytes_$type -o ours_$type.bin
-        says "$out" "ours_$type.bin: 0.1M parameters, 256 tokens"
+        says "$out" "ours_$type.bin: 125K parameters, 256 tokens"
         python3 "$model_files" bytes_$type theirs_$type.bin "${words[@]}" || echo "no file"
         cmp theirs_$type.bin ours_$type.bin 2>&1
     done

@@ -4,6 +4,7 @@ made from the table, and JSON read back.
 */
 #include "testing.h"
 #include "llmc/run/flags.h"
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 
@@ -314,12 +315,12 @@ static char *printed_help(void) {
     return text;
 }
 
-static char *printed_banner(Values values) {
+static char *printed_banner(Values values, bool explained) {
     char *text = NULL;
     size_t size = 0;
     Values usual = default_values();
     FILE *file = open_memstream(&text, &size);
-    flags_print_banner(file, TABLE, ROWS, &values, &usual);
+    flags_print_banner(file, TABLE, ROWS, &values, &usual, explained);
     fclose(file);
     return text;
 }
@@ -348,12 +349,40 @@ TEST(test_help) {
 }
 
 TEST(test_banner) {
-    char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"));
-    assert_string_equal(text, "changed   micro-batch 8  output run  lr 0.1  master split  plan yes\n");
+    char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"), false);
+    assert_string_equal(text, "flags     micro-batch 8  output run  lr 0.1  master split  plan yes\n");
     free(text);
-    text = printed_banner(default_values());
+    text = printed_banner(parse("-b 8 -o run --seed 7"), true);
+    assert_string_equal(text, "          --micro-batch        8              sequences per micro-batch\n"
+                              "          --output             run            run directory\n"
+                              "          --seed               7              seed\n");
+    free(text);
+    text = printed_banner(default_values(), false);
     assert_string_equal(text, "");
     free(text);
+}
+
+// A terminal of 33 columns: the line of lr is full, and a flag that is longer than a line has one to itself.
+TEST(test_the_banner_on_a_terminal) {
+    Values usual = default_values(), values = parse("-b 8 -l 0.1 -k linear -w 2 --seed 123456789012345");
+    values.output = "a folder in a folder in a folder";
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    struct winsize size = {24, 33, 0, 0};
+    assert_int_equal(grantpt(terminal) | unlockpt(terminal) | ioctl(terminal, TIOCSWINSZ, &size), 0);
+    FILE *file = fopen(ptsname(terminal), "w");
+    assert_non_null(file);
+    flags_print_banner(file, TABLE, ROWS, &values, &usual, false);
+    fclose(file);  // then a read of the terminal ends
+    char text[512] = "";
+    for (ssize_t length = 0, more = 1; more > 0; length += more) {
+        more = read(terminal, text + length, sizeof text - 1 - (size_t)length);
+    }
+    assert_string_equal(text, "flags     micro-batch 8\r\n"
+                              "          output a folder in a folder in a folder\r\n"
+                              "          schedule linear  lr 0.1\r\n"
+                              "          master split\r\n"
+                              "          seed 123456789012345\r\n");
+    close(terminal);
 }
 
 TEST(test_json) {

@@ -109,7 +109,7 @@ while [ $# -gt 0 ]; do
 done
 [ -z "${plan:-}" ] || { printf '{\n\t"total":\t%d\n}\n' $((batch << 30)) && exit; }
 [ "$batch" -lt 4096 ] || exit 2
-echo "machine   cuda, Stub H200, early launches on"
+echo "machine   cuda, Stub H200"
 [ -z "${REPLACED:-}" ] || echo "$note"
 awk -v steps="$steps" -v noise="${NOISE:+$RANDOM}" -v falls="${FALLS:-1}" 'BEGIN {
     for (i = 1; i <= steps; i++) {

@@ -60,6 +60,35 @@ TEST(test_time_left) {
     }
 }
 
+// The time of all steps, from the first one; on a GPU, whose first step tunes matmuls, from the second.
+static StepReport timed;
+static void log_a_timed_step(void) {
+    Logger log = logger_open(NULL, timed.step - 1, false, false);
+    for (int i = 0; i < (timed.peak_rate > 0 ? 2 : 1); i++, timed.step++) { logger_step(&log, timed); }
+    logger_close(&log);
+}
+
+TEST(test_how_long_all_steps_take) {
+    static const struct {
+        long long step, max_steps;
+        double ms, limit, peak_rate;
+        const char *line;
+    } cases[] = {
+        {1, 5000, 2000, INFINITY, 0, "\ntime      about 2.8 hours for 5,000 steps\n"},
+        {1, 5000, 2000, INFINITY, 1000, "\ntime      about 2.8 hours for 5,000 steps\n"},
+        {4001, 5000, 2000, INFINITY, 0, "\ntime      about 33 minutes for 1,000 steps\n"},
+        {1, 601, 1000, INFINITY, 0, "\ntime      about 10 minutes for 601 steps\n"},
+        {1, 599, 1000, INFINITY, 0, NULL},
+        {1, 5000, 2000, 9000, 0, NULL},
+    };
+    for (size_t i = 0; i < LEN(cases); i++) {
+        timed = report_of(cases[i].step, cases[i].max_steps, "");
+        timed.ms = cases[i].ms, timed.seconds_left = cases[i].limit, timed.peak_rate = cases[i].peak_rate;
+        const char *printed = read_file(stdout_of(log_a_timed_step), NULL);
+        assert_true(cases[i].line ? strstr(printed, cases[i].line) != NULL : !strstr(printed, "time "));
+    }
+}
+
 // ---- metrics.jsonl
 
 static StepReport quarter_second(long long step, double loss, double norm) {

@@ -193,7 +193,13 @@ names "NaN: --generate" "fill('ln_f.weight', 2)" form "'form/model.safetensors' 
 refused "NaN: --eval of text" "$words" -e form --eval held
 refused "NaN: --export gguf" "$words" -e form --export gguf -o form.gguf
 refused "NaN: --export llmc" "$words" -e form --export llmc -o form.bin
-refused "NaN: training" "$words" -e form -i text -x 1 -t 32 -b 2
+report "refused: NaN: training, after the banner, which does not wait for the weights" "$(
+    run 2 -e form -i text -x 1 -t 32 -b 2 -o refused
+    says "$err" "$words"
+    one_line "$err"
+    matches "$out" '^machine '
+    [ ! -e refused ] || echo "a refused run made its folder"
+)"
 names "an infinity in a transposed weight" "fill('h.1.mlp.c_fc.weight', 1, b'\x80\x7f')" form \
     "has NaN or infinite values in tensor h.1.mlp.c_fc.weight"
 names "NaN in one file of an index" "fill('ln_f.bias', 1); split()" form "safetensors' has NaN or infinite values"

@@ -30,12 +30,12 @@ report "the banner: tensors in host memory" "$(
     run 0 "$emulated" "${model[@]}" -x 1 --offload 4
     matches "$out" '^offload   optimizer state, gradients, weights, inputs of blocks: '
     banner=$(sed '/^step /,$d' "$out" | grep -cv '^note')
-    [ "$banner" -eq 6 ] || echo "a banner of $banner lines, expected 6, and 8 with ranks and -r auto"
+    [ "$banner" -eq 7 ] || echo "a banner of $banner lines, expected 7, and 9 with ranks and -r auto"
     lacks "$out" '^note .*-offload'
 )"
 report "--fit: the host is too small" "$(
     run 2 "$emulated" --plan --device cuda -e l2000h16c1024 -b 1 -t 16 -d 32 -s 0 --fit=0.8
-    matches "$err" '^train_gpt2: the model needs [0-9.]+ MiB, and 819\.2 are free: [0-9.]+ too few; '
+    matches "$err" '^train_gpt2: on a GPU in fp32, the model needs [0-9.]+ MiB, and 819\.2 are free: [0-9.]+ too few; '
     says "$err" "; no flags make it fit: give a smaller -e, -b or -t"
 )"
 report "notes: --offload on a CPU" "$(
@@ -60,7 +60,7 @@ report "one block has no input to offload" "$(
 )"
 report "refused before the run: the host has too little memory" "$(
     run 2 "$emulated" -i text -e l2000h16c2048 -b 1 -t 16 -s 0 --offload 4 -o refused
-    matches "$err" '^train_gpt2: --offload 4 needs [0-9.]+ MiB of host memory, and [0-9.]+ are free: [0-9.]+ too few; '
+    matches "$err" '^train_gpt2: on a GPU in fp32, --offload 4 needs [0-9.]+ MiB of host memory, and [0-9.]+ are free: [0-9.]+ too few; '
     says "$err" "give a smaller -e, -b or -t"
     [ "$(wc -l <"$err")" = 1 ] || cat "$err"
     [ ! -e refused ] || echo "a refused run wrote a run directory"

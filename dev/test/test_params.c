@@ -115,6 +115,23 @@ TEST(test_parameter_counts) {
     }
 }
 
+TEST(test_parameters_as_text) {
+    static const struct {
+        int vocab_size;  // one channel: a parameter each
+        const char *text;
+    } cases[] = {{956, "999 parameters"},
+                 {957, "1K parameters"},
+                 {999456, "999K parameters"},
+                 {999457, "1.0M parameters"},
+                 {1239957, "1.2M parameters"}};
+    for (size_t i = 0; i < LEN(cases); i++) {
+        GPT2Config c = {16, 0, 0, 1, 1, 1};
+        char text[COUNT_LENGTH];
+        config_set_vocab(&c, cases[i].vocab_size);
+        assert_string_equal(parameters_text(text, &c), cases[i].text);
+    }
+}
+
 // ---- names and layout
 
 // Hugging Face's names, in the order of the flat buffer

@@ -703,7 +703,8 @@ TEST(test_host_is_refused) {
     r.args.moments = 1;
     r.args.offload = 4;
     assert_stops(2,
-                 "--offload 4 needs 15443.0 MiB of host memory, and 12288.0 are free: 3155.0 too few; it fits with "
+                 "on a GPU in bf16, --offload 4 needs 15443.0 MiB of host memory, and 12288.0 are free: 3155.0 too "
+                 "few; it fits with "
                  "--offload 1",
                  check_room_of, &r);
     r.args.num_processes = 8;

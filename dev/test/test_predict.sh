@@ -342,11 +342,24 @@ for row in rows:
 if len(rows) != 3:
     print(len(rows), "steps, expected 3")' "$folder/run/metrics.jsonl"
 )"
+report "--plan: the plan of a CUDA build, for the GPU that is named" "$(
+    mib() { awk -v name="$1" 'index($0, name) == 1 { print $NF }' "$out"; }
+    run() { "$PREDICT" "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
+    run --plan -e d48 -b 4 -s 0 -r 4 -om 8bit
+    [ "$(mib "plan ") $(mib "total on the device")" = "bf16 12861.17" ] || cat "$out"
+    run --plan -e d48 -b 4 -s 0 -r 4 -om bf16 -d 524288 --offload 4
+    [ "$(mib "total on the device") $(mib "total in pinned")" = "1226.71 18422.05" ] || cat "$out"
+    run --gpu 4060 --plan -e d48 -b 4 -s 0 -pn 2 -z 1
+    grep -q '^chosen    -r 4: .* of 5.70 GiB, does not fit$' "$out" || cat "$out"
+    run --gpu 4060 --plan=json -e d48 -b 4 -s 0 --fit
+    grep -q '^fit       on a GPU in bf16, .* of 7.20 GiB: -r 4 -om 8bit' "$err" || cat "$err"
+    grep -q '"recompute":[[:space:]]*4' "$out" || cat "$out"
+)"
 report "the banner says whether early launches are on" "$(
     for setting in on= off=0; do
         TRAIN_GPT2_EARLY_LAUNCHES=${setting#*=} "$EMULATED" -i README.md -e l1h1c32 -b 1 -t 16 -x 1 -v 0 -s 0 \
             --device cuda >"$folder/log" 2>&1
-        grep -q "^machine .* early launches ${setting%=*}\$" "$folder/log" || cat "$folder/log"
+        grep -q "^launches  early launches are ${setting%=*}\$" "$folder/log" || cat "$folder/log"
     done
 )"
 

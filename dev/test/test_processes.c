@@ -37,6 +37,7 @@ static double test_timeout(void);
 #include "late_comm.h"
 #include "late_copies.h"
 #include "replicas.h"
+#include "run_open.h"
 #include "slice_copy.h"
 #include "testing.h"
 

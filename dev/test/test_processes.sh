@@ -198,4 +198,11 @@ report "-r auto: ranks divide the machine's memory, as --plan predicts" "$(
         echo "one rank has $whole GiB, each of 4 has $each"
 )"
 
+report "a text without -e: all ranks have the folder that rank 0 names" "$(
+    run 0 2 -i text -x 2 -v 0 -s 0 -z 1
+    says "^ +--output +runs/text-1 "
+    run 0 2 -o runs/text-1 -y 1 -x 3
+    says "^resumed +at step 2$"
+    [ -e runs/text-1/step_00000003/optimizer.safetensors ] || find runs
+)"
 end_tests

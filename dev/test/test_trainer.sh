@@ -76,7 +76,7 @@ optimizer.safetensors state.json tokenizer.json tokenizer_config.json"
 )"
 report "the banner has the flags, the model, the memory and the data" "$(
     says "$out" "l1h2c16"
-    matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 0.0M parameters"
+    matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 8K parameters"
     matches "$out" "^memory +[0-9.]+ MiB"
     matches "$out" "^data +[0-9]+ training tokens, [0-9]+ validation tokens, 6 steps of 64 tokens"
     says "$out" "step 6/6 | loss"
@@ -92,7 +92,7 @@ report "metrics.jsonl has the documented keys and no others" "$(
     equal "$(grep -c val_loss whole/metrics.jsonl)" 4
 )"
 report "the same command gives the same bits" "$(
-    run 0 "${full[@]}" -x 6 -o again
+    run 0 "${full[@]}" -x 6 -o again && cp "$out" again.out
     same whole/step_00000006/model.safetensors again/step_00000006/model.safetensors
     equal "$(metrics again)" "$(metrics whole)"
     for copy in threads_1 threads_2; do run 0 "${full[@]}" -x 6 -o $copy --threads 2; done
@@ -121,9 +121,11 @@ report "Muon has the momentum of --muon-momentum, and a resumed run equals an un
     done
     rm -r muon muon_95 muon_resumed
 )"
-report "a resumed run needs no flags but -o" "$(
+report "a resumed run needs no flags but -o, and does not list them" "$(
+    matches again.out '^flags     train-data text  model l1h2c16  output again  micro-batch 2  '
     rm -r resumed/step_00000006
     run 0 -o resumed -y 1
+    lacks "$out" '^flags '
     equal "$(grep -c '^note' "$out")" 0
     same whole/step_00000006/model.safetensors resumed/step_00000006/model.safetensors
 )"
@@ -385,6 +387,66 @@ report "--time-limit stops a run with a checkpoint" "$(
     equal "$(checkpoints limited | wc -w)" 1
 )"
 
+# ---- a text without -e
+
+mkdir alone
+cp text "alone/Alice's text.v2.txt" && cp long_text alone/long && printf '{"text":"a"}\n%.0s' {1..20} >alone/lines
+alone() { (cd alone && run "$@" && silent "$err"); } # as run, in a folder of its own
+report "a text without -e trains a small model, whose settings are shares of the run, in a new folder" "$(
+    alone 0 -i ../text -x 32 -u 5
+    run=alone/runs/text-1
+    for word in 'model "l4h4c128"' 'output "runs/text-1"' "micro-batch 12" "sequence-length 64" "max-steps 32" \
+        "learning-rate 0.001" "final-fraction 0.1" "weight-decay 0.1" "warmup 5" "val-every 3" "sample-every 9" \
+        "sample-tokens 200" "checkpoint-every 3" "keep 1"; do
+        equal "${word%% *} $(flag $run "${word%% *}")" "$word"
+        value=${word#* }
+        [[ $word == warmup* ]] || matches "$out" "^ +--${word%% *} +${value//\"/} +[a-z]"
+    done
+    equal "$(checkpoints $run)" step_00000032
+    equal "$(grep -cE '^step [0-9]+ \| validation' "$out") $(grep -c '^sample at' "$out")" "12 4"
+    alone 0 -o runs/text-1 -y 1 -x 33
+    equal "$(flag $run val-every) $(flag $run warmup) $(checkpoints $run)" "3 5 step_00000033"
+    lacks "$out" '^flags '
+)"
+report "a text without -e: given flags win, also with llm.c's defaults" "$(
+    given=(-b 4 -t 16 -l 3e-4 -q 1 -c 0 -u 0 -v 20 -s 20 -g 64 -n 0 -nk 0)
+    alone 0 -i ../text -x 1 "${given[@]}" -o own
+    for word in "micro-batch 4" "sequence-length 16" "learning-rate 0.0003" "final-fraction 1" "weight-decay 0" \
+        "warmup 0" "val-every 20" "sample-every 20" "sample-tokens 64" "checkpoint-every 0" "keep 0"; do
+        equal "${word%% *} $(flag alone/own "${word%% *}")" "$word"
+    done
+)"
+report "a text without -e is read once, or for 2000 steps; no folder is taken twice" "$(
+    brief=(--time-limit 0.0001 -v 0 -s 0)
+    alone 0 -i "Alice's text.v2.txt" "${brief[@]}"
+    says "$out" "stopped at step 1 of 2000"
+    alone 0 -i "Alice's text.v2.txt" "${brief[@]}" -x -1
+    says "$out" "stopped at step 1 of 7"
+    alone 0 -i long "${brief[@]}"
+    says "$out" "stopped at step 1 of 3151"
+    equal "$(cd alone/runs && echo A* l*)" "Alice_s_text-1 Alice_s_text-2 long-1"
+    for word in "Alice_s_text-1 2000 51" "Alice_s_text-2 -1 1" "long-1 -1 79"; do
+        read -r name steps warmup <<<"$word"
+        equal "$(flag "alone/runs/$name" max-steps) $(flag "alone/runs/$name" warmup)" "$steps $warmup"
+    done
+)"
+report "a text without -e: -y 1 begins, and resumes with the same settings" "$(
+    for steps in 16 17; do alone 0 -i ../text -o again -y 1 -x $steps -v 0 -s 0; done
+    matches "$out" '^resumed   at step 16$'
+    equal "$(flag alone/again checkpoint-every) $(flag alone/again warmup) $(flag alone/again micro-batch)" "2 1 12"
+)"
+report "only a text gets other defaults, and --plan has them" "$(
+    for data in ../good_0.bin lines; do
+        alone 0 -i $data --plan -s 0
+        matches "$out" '^state +params +1[0-9]{8} '
+    done
+    alone 0 -i ../text --plan && grep -E '^(state|saved|scratch)' "$out" >alone.plan
+    says "$out" "note      a text without -e trains a small model"
+    alone 0 -i ../text -e l4h4c128 -b 12 -t 64 --plan
+    equal "$(grep -E '^(state|saved|scratch)' "$out")" "$(<alone.plan)"
+    equal "$(ls alone)" "$(printf "Alice's text.v2.txt\nagain\nlines\nlong\nown\nruns")"
+)"
+
 # ---- single flags
 
 report "-nk and -nm delete all other checkpoints" "$(
@@ -623,11 +685,12 @@ report "--plan -r all has the line of each level" "$(
             /^total on the device/ { print level, $NF, sum["state"], sum["saved"], sum["scratch"] }'
     done)
     run 0 --plan -e d12 -b 2 -t 64 -rk 2 -r all
-    equal "$(awk 'NR > 1 { $1 = $1; print }' "$out")" "$levels"
+    equal "$(head -n 1 "$out")" "plan      on a CPU in fp32"
+    equal "$(awk 'NR > 2 { $1 = $1; print }' "$out")" "$levels"
     equal "$(awk '{ print $2 }' <<<"$levels" | sort -rnu | wc -l)" 5
     run 2 --plan=json -e d12 -r all
     run 0 --plan "${batch[@]}" -o whole -y 1 -r all
-    equal "$(wc -l <"$out") $(flag whole recompute)" '6 "auto"'
+    equal "$(wc -l <"$out") $(flag whole recompute)" '7 "auto"'
 )"
 report "--plan with the flags that --fit chose has the same total, and --fit keeps given flags" "$(
     run 0 --plan -e d48 -b 4 -t 1024 --fit=20
@@ -640,11 +703,11 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     run 0 --plan=json -e d48 -b 4 --fit=40
     matches "$out" '^\{'
     run 0 --plan -e d48 -b 4 -r 2 --fit=40
-    matches "$out" '^fit  .* of 40.00 GiB: the given flags$'
+    matches "$out" '^fit       on a CPU in fp32, .* of 40.00 GiB: the given flags$'
     run 0 --plan -e d48 -b 4 -r 2 --fit=30
     matches "$out" '^fit  .* of 30.00 GiB: -om bf16$'
     run 2 --plan -e d48 -b 4 --fit=4 --device cpu
-    says "$err" ", and 4096.0 are free: "
+    matches "$err" '^train_gpt2: on a CPU in fp32, the model needs [0-9.]+ MiB, and 4096.0 are free: '
     says "$err" " too few; no flags make it fit: give a smaller -e, -b or -t"
     run 2 --plan -e d48 -b 4 --fit=20 -r 1 --device cpu
     says "$err" ", and 20480.0 are free: "

@@ -1,7 +1,7 @@
 /*
-The lines printed before the first step, at most 8 and the notes; --plan, the memory of a command line; --version.
---plan needs no data and no device, and measures nothing.
-defines: print_banner, print_plan, print_version
+The lines printed before the first step, at most 9 and the notes, more for a text without -e; --plan, the memory of a
+command line, which needs no data and no device, and measures nothing; --version.
+defines: print_banner, print_early_launches, print_plan, print_version
 */
 #pragma once
 #include "llmc/checkpoint/model_file.h"
@@ -70,8 +70,9 @@ static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
 static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
                                      const RunData *data, long long max_steps) {
     Plan plan = gpt2_plan(c, o);
-    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
-           c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
+    char size[COUNT_LENGTH];
+    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %s\n", c->num_layers, c->num_heads,
+           c->channels, c->max_seq_len, c->vocab_size, parameters_text(size, c));
     printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
            mebibytes(plan_device_bytes(&plan)), mebibytes(plan_bytes(&plan, STATE)),
            mebibytes(plan_bytes(&plan, SAVED)), mebibytes(plan_bytes(&plan, SCRATCH)));
@@ -98,11 +99,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     const char *inputs = o->round_matmul_inputs     ? ", bf16 inputs"
                          : a->matmul_precision == 2 ? ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)"
                                                     : "";
-    printf("machine   %s", machine);
-#ifdef HAVE_CUDA
-    if (is_gpu(o->backend)) { printf(", early launches %s", early_launches ? "on" : "off"); }
-#endif
-    printf("%s\n", inputs);
+    printf("machine   %s%s\n", machine, inputs);
     if (num_ranks(a) > 1) {
         printf("ranks     %d through %s,", num_ranks(a), world->backend->name);
         if (a->tensor_parallel > 1) { printf(" -tp %d,", a->tensor_parallel); }
@@ -181,15 +178,15 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
                "metrics.jsonl.old\n",
                a->run_dir);
     }
-    fflush(stdout);
 }
 
-// The lines before the first step.
-static inline void print_banner(const TrainArgs *a, const Backend *backend, const GPT2Config *c, const ModelOptions *o,
-                                const RunData *data, Comm *world, long long step, long long max_steps) {
-    char chosen[FLAG_TEXT];
-    choose_options(chosen, a, c, backend, world);
-    flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
+#define TEXT_ALONE "a text without -e trains a small model for an epoch, at least 2000 steps; -e d12 is GPT-2 124M"
+
+// The lines before the model is built. chosen: of choose_options
+static inline void print_banner(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const char *chosen,
+                                const RunData *data, const Comm *world, long long step, long long max_steps) {
+    if (a->text_alone) { puts("flags     " TEXT_ALONE); }
+    if (step == 0) { flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args, a->text_alone); }
     if (*chosen) { printf("chosen    %s\n", chosen); }
     print_model_lines(a, c, o, data, max_steps);
     print_machine_lines(a, c, o, world);
@@ -197,6 +194,15 @@ static inline void print_banner(const TrainArgs *a, const Backend *backend, cons
     if (step >= max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", max_steps);
     }
+    fflush(stdout);
+}
+
+// The last line of the banner on a GPU: the trial of early launches is part of building the model.
+static inline void print_early_launches(const Backend *backend) {
+#ifdef HAVE_CUDA
+    if (is_gpu(backend)) { printf("launches  early launches are %s\n", early_launches ? "on" : "off"); }
+#endif
+    (void)backend;
 }
 
 // ---- --plan and --version
@@ -286,12 +292,15 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
         args_for_examples(a, data_are_examples(&files));
         token_files_close(&files);
     }
+    set_by_length(a, 1);  // a plan does not depend on the length
     ModelSource source = model_source(a, vocab_size);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
     if (!a->generate || a->T != default_args.T) { check_length(a, c); }
     const Backend *backend = backend_choose((DeviceChoice)a->device, false);
     FILE *notes = json ? stderr : stdout;
+    fprintf(notes, "plan      on a %s in %s\n", COUNTED_FOR(backend));
+    if (a->text_alone) { fprintf(notes, "note      " TEXT_ALONE "\n"); }
     if (a->offload > 0 && !is_gpu(backend)) { fprintf(notes, "note      " OFFLOAD_ON_CPU "\n"); }
     if (a->zero > 0 && data_ranks(a) == 1) { fprintf(notes, "note      " ZERO_ON_ONE_RANK "\n"); }
     if (!a->generate) { check_rows(a); }

@@ -159,6 +159,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
+    set_by_length(a, (int64_t)token_files_used(&d->train_files, a->T) / tokens_of_update(a));
     data_fingerprint(d->fingerprint, &d->train_files, false, 0);
     data_fingerprint(d->val_fingerprint, &d->val_files, false, 0);
 }

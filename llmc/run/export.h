@@ -193,7 +193,8 @@ static inline void export_model(const TrainArgs *a) {
         export_llmc(a, model);
     }
     double bytes = stat(a->run_dir, &info) == 0 ? (double)info.st_size : 0;
-    printf("%s: %.1fM parameters, %d tokens, %.1f MB\n", a->run_dir, (double)num_parameters(&model->config) / 1e6,
-           model->config.vocab_size, bytes / 1e6);
+    char size[COUNT_LENGTH];
+    printf("%s: %s, %d tokens, %.1f MB\n", a->run_dir, parameters_text(size, &model->config), model->config.vocab_size,
+           bytes / 1e6);
     model_close(&source.weights);
 }

@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: MAX_ROUNDINGS, gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, climb, choose_options,
-         check_room, check_memory, choose_what_fits
+defines: MAX_ROUNDINGS, gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, COUNTED_FOR, climb,
+         choose_options, check_room, check_memory, choose_what_fits
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -160,6 +160,9 @@ static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const Tr
     if (!*text) { snprintf(text, FLAG_TEXT, "the given flags"); }
 }
 
+// the values of "a %s in %s"
+#define COUNTED_FOR(backend) (is_gpu(backend) ? "GPU" : "CPU"), (DT_FLOATX == DT_BF16 ? "bf16" : "fp32")
+
 static inline double gibibytes(size_t bytes) { return (double)bytes / (1 << 30); }
 
 // the memory of the plan of these flags
@@ -281,9 +284,9 @@ static inline void check_room(const TrainArgs *a, const GPT2Config *c, const Mod
     bool found = fits(climb(&fitting, false, 0, NUM_RUNGS, c, o->backend, room), room);
     rungs_text(flags, &fitting, &given);
     if (!found) { snprintf(flags, sizeof flags, "%s", a->generate ? "-e" : "-e, -b or -t"); }
-    input_error("%s needs %.1f MiB%s%s, and %.1f are free: %.1f too few; %s%s", what, needed,
-                host ? " of host memory" : "", num_ranks(a) > 1 ? " on each rank" : "", free, needed - free,
-                found ? "it fits with " : "no flags make it fit: give a smaller ", flags);
+    input_error("on a %s in %s, %s needs %.1f MiB%s%s, and %.1f are free: %.1f too few; %s%s", COUNTED_FOR(o->backend),
+                what, needed, host ? " of host memory" : "", num_ranks(a) > 1 ? " on each rank" : "", free,
+                needed - free, found ? "it fits with " : "no flags make it fit: give a smaller ", flags);
 }
 
 static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
@@ -304,8 +307,8 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
     if (fuses) { a->fuse_gelu = FUSE_GELU_ON; }
     rungs_text(flags, a, &given);
-    fprintf(out, "fit       %.2f of %.2f GiB: %s%s\n", gibibytes(bytes.device), gibibytes(room.device), flags,
-            fuses ? " -ge 1" : "");
+    fprintf(out, "fit       on a %s in %s, %.2f of %.2f GiB: %s%s\n", COUNTED_FOR(backend), gibibytes(bytes.device),
+            gibibytes(room.device), flags, fuses ? " -ge 1" : "");
     if (bytes.host > 0) {
         fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", gibibytes(bytes.host), gibibytes(room.host));
     }

@@ -1,12 +1,14 @@
 /*
 The trainer's flags: one table drives parsing, --help, the banner and config.json. Defaults, the table, checks of
 several flags together, and reading flags from the command line and from a run's config.json.
-defines: default_args, HELLASWAG_JSON, ARG, MAX_SEED, flag_table, NUM_FLAGS, args_check, args_set_ranks, flag_was_auto,
-         read_flags, print_help
+defines: default_args, text_defaults, set_by_length, HELLASWAG_JSON, ARG, MAX_SEED, flag_table, NUM_FLAGS, args_check,
+         args_set_ranks, flag_was_auto, read_flags, print_help
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_open.h"
@@ -52,6 +54,23 @@ static const TrainArgs default_args = {
     .gpus_per_node = 8,
 };
 
+// The defaults of training on a text without -e, where GPT-2 124M would take days: 0.8M parameters learn words within a
+// minute. BY_LENGTH, which no flag takes, stands for a value that set_by_length sets.
+enum { BY_LENGTH = -2, LEAST_STEPS = 2000 };
+static const char *const text_defaults[] = {"",   "-e",  "l4h4c128", "-b",  "12", "-t",  "64",  "-l", "1e-3",
+                                            "-q", "0.1", "-c",       "0.1", "-g", "200", "-nk", "1"};
+
+// Sets the flags that are a share of the run. epoch: its steps
+static inline void set_by_length(TrainArgs *a, int64_t epoch) {
+    int *const flags[] = {&a->warmup, &a->val_every, &a->checkpoint_every, &a->sample_every};
+    const int shares[] = {40, 16, 16, 4};
+    if (a->max_steps == BY_LENGTH) { a->max_steps = epoch < LEAST_STEPS ? LEAST_STEPS : -1; }
+    int64_t steps = a->max_steps > 0 ? a->max_steps : epoch;
+    for (int i = 0; i < 4; i++) {
+        if (*flags[i] == BY_LENGTH) { *flags[i] = steps < INT_MAX ? (int)steps / shares[i] + 1 : INT_MAX; }
+    }
+}
+
 #define HELLASWAG_JSON "dev/data/hellaswag/hellaswag_val.jsonl"
 #define ARG(field) offsetof(TrainArgs, field)
 #define MAX_SEED 999999999999999.0  // cJSON writes 15 digits exactly
@@ -70,7 +89,8 @@ static const Flag flag_table[] = {
     STRING("i", "train-data", train_data, "GLOB",
      "training data: token shards, examples as JSON lines, or text as bytes"),
     STRING("j", "val-data", val_data, "GLOB", "validation data (default: the last tenth of each -i file)"),
-    STRING("e", "model", model, "MODEL", "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)"),
+    STRING("e", "model", model, "MODEL",
+     "shape (d12, gpt3:c768, l4h4c128), or weights (default d12; text l4h4c128)"),
     STRING("o", "output", run_dir, "DIR", "run directory for metrics and checkpoints (default: no files written)"),
 
     FLAG_HEADING("Batch and length of training"),
@@ -298,7 +318,7 @@ static inline void args_check_needs(const TrainArgs *a) {
     } mistakes[] = {
         {a->val_batches == 0, "-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)"},
         {a->max_steps == 0, "-x takes -1 (one epoch) or at least 1 step; found 0"},
-        {(saves_checkpoints(a) || a->profile > 0) && !a->run_dir,
+        {(saves_checkpoints(a) || a->profile > 0) && !a->run_dir && !a->text_alone,
          "-n, --keep-best and --profile write files, but no -o is given: add -o DIR"},
         {a->resume && !a->run_dir, "-y 1 resumes a run, but no -o is given: add its run directory with -o DIR"},
         {(keeps_best(a) || a->patience > 0 || a->hellaswag) && a->val_every == 0,
@@ -387,24 +407,35 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
         args->T = ALL_POSITIONS;
         flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     }
-    if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
-    char path[PATH_LENGTH];
-    format_path(path, "%s/config.json", args->run_dir);
-    cJSON *json = try_read_json(path);
-    if (!json && access(path, F_OK) == 0) {
-        input_error("'%s' is not a JSON object, so the run's flags are not known: delete it, and give all of them",
-                    path);
+    cJSON *json = NULL;
+    bool trains = mode_without_training(args) < 0;
+    char path[PATH_LENGTH] = "";
+    if (args->resume && args->run_dir && trains) {
+        format_path(path, "%s/config.json", args->run_dir);
+        json = try_read_json(path);
+        if (!json && access(path, F_OK) == 0) {
+            input_error("'%s' is not a JSON object, so the run's flags are not known: delete it, and give all of them",
+                        path);
+        }
     }
+    bool text_alone = trains && !json && !args->model && args->train_data &&
+                      !token_files_match_shards(args->train_data) && file_kind(args->train_data) == FILE_OTHER;
+    if (!json && !text_alone) { return NULL; }
     *args = default_args;
+    args->text_alone = text_alone;
+    if (text_alone) {
+        flags_parse(flag_table, NUM_FLAGS, args, sizeof text_defaults / sizeof *text_defaults, (char **)text_defaults);
+        args->max_steps = args->warmup = args->val_every = args->checkpoint_every = args->sample_every = BY_LENGTH;
+    }
     flags_from_json(flag_table, NUM_FLAGS, args, json, path);
     if (flag_was_auto(json, "recompute")) { args->recompute = RECOMPUTE_AUTO; }
     if (flag_was_auto(json, "fuse-gelu")) { args->fuse_gelu = FUSE_GELU_AUTO; }
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     if (json && args->matmul_precision == MATMUL_AUTO) { args->matmul_precision = before.matmul_precision; }
-    args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
-    args->saved_train_data = args->train_data && args->train_data == before.train_data;
-    args->saved_val_data = args->val_data && args->val_data == before.val_data;
+    args->saved_model = json && args->model && before.model && strcmp(args->model, before.model) == 0;
+    args->saved_train_data = json && args->train_data && args->train_data == before.train_data;
+    args->saved_val_data = json && args->val_data && args->val_data == before.val_data;
     return json;
 }
 

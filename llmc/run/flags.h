@@ -19,8 +19,10 @@ defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flag
 */
 #pragma once
 #include <ctype.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
 
@@ -335,17 +337,29 @@ static inline const char *flag_changed_text(const Flag *flag, const void *values
     return value && *value ? value : flag->type == FLAG_OPTION ? "yes" : "none";
 }
 
-// Prints the flags that differ from their defaults, in one line.
+// Prints the flags that differ from their defaults: in one line, which a terminal wraps between two flags, or
+// with a line for each and what it does.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
-                                      const void *defaults) {
-    bool any = false;
+                                      const void *defaults, bool explained) {
+    struct winsize terminal;
+    int columns = ioctl(fileno(file), TIOCGWINSZ, &terminal) == 0 && terminal.ws_col ? terminal.ws_col : INT_MAX;
+    int column = 0;
     for (int i = 0; i < count; i++) {
         char text[FLAG_TEXT];
         const char *value = flag_changed_text(&table[i], values, defaults, text);
-        if (value) { fprintf(file, "%s  %s %s", any ? "" : "changed ", table[i].name, value); }
-        any |= value != NULL;
+        if (!value) { continue; }
+        if (explained) {
+            const char *help = table[i].help, *end = strstr(help, " (");
+            fprintf(file, "          --%-18s %-14s %.*s\n", table[i].name, value, end ? (int)(end - help) : 99, help);
+            continue;
+        }
+        if (column == 0 || column + (int)(strlen(table[i].name) + strlen(value)) + 3 > columns) {
+            fputs(column ? "\n        " : "flags   ", file);
+            column = 8;
+        }
+        column += fprintf(file, "  %s %s", table[i].name, value);
     }
-    if (any) { fputc('\n', file); }
+    if (column > 0) { fputc('\n', file); }
 }
 
 // ---- config.json

@@ -249,6 +249,17 @@ static inline void logger_show(Logger *log) {
     log->shown = true;
 }
 
+// Prints how long all steps take, if that is ten minutes or more and no --time-limit ends the run before: after the
+// first step, on a GPU after the second, since the first tunes matmuls.
+static inline void logger_show_duration(const Logger *log, const StepReport *r, double by_steps) {
+    double hours = (by_steps + log->steps_seen * r->ms / 1000) / 3600;
+    char steps[COUNT_LENGTH];
+    if (log->steps_seen != (r->peak_rate > 0 ? 2 : 1) || hours < 1. / 6 || r->seconds_left < by_steps) { return; }
+    count_text(steps, (uint64_t)(r->max_steps - r->step + log->steps_seen));
+    printf(hours < 1 ? "time      about %.0f minutes for %s steps\n" : "time      about %.1f hours for %s steps\n",
+           hours < 1 ? 60 * hours : hours, steps);
+}
+
 // appends a member to a JSON object; a number that is not finite is null
 static inline void logger_number(char line[LINE_LENGTH], const char *name, double x) {
     size_t length = strlen(line);
@@ -282,6 +293,7 @@ static inline void logger_step(Logger *log, StepReport r) {
     bool due = now_seconds() - log->last_line >= 1;
     if (due || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped) { logger_show(log); }
     if (*r.origin) { logger_print(r.step, "%s", r.origin); }
+    logger_show_duration(log, &r, by_steps);
 }
 
 // prints the last step, and why the run ends before max_steps

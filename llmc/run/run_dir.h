@@ -1,8 +1,8 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
-defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step, open_run_dir,
-         check_skips, evaluations_read, rename_best, check_time_limit, print_resume_command
+defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step,
+         open_run_dir, check_skips, evaluations_read, rename_best, check_time_limit, print_resume_command
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -19,9 +19,25 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check
 #include "llmc/run/schedule.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
+#include <ctype.h>
 #include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
+
+// The -o of a text without -e, if none is given: the first of runs/NAME-1, runs/NAME-2, ... that does not exist.
+static inline void name_run_dir(TrainArgs *a, Comm *world) {
+    if (!a->text_alone || a->run_dir) { return; }
+    const char *slash = strrchr(a->train_data, '/');
+    char name[64];
+    snprintf(name, sizeof name, "%s", slash ? slash + 1 : a->train_data);
+    name[strcspn(name, ".")] = 0;
+    for (char *c = name; *c; c++) { *c = isalnum((unsigned char)*c) || *c == '-' ? *c : '_'; }
+    for (int i = 1; i == 1 || access(a->named_dir, F_OK) == 0; i++) {
+        snprintf(a->named_dir, sizeof a->named_dir, "runs/%s-%d", name, i);
+    }
+    comm_broadcast_host(a->named_dir, sizeof a->named_dir, 0, world);
+    a->run_dir = a->named_dir;
+}
 
 // The last step in a run's metrics.jsonl; -1: no line
 static inline long long last_logged_step(const char *run_dir) {

@@ -2,7 +2,8 @@
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
 defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
          ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols,
-         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
+         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters,
+         parameters_text
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -198,6 +199,17 @@ static inline size_t num_parameters(const GPT2Config *c) {
         count += param_used_rows(p, c) * param_cols(p, c) * (size_t)param_layers(p, c);
     }
     return count;
+}
+
+// text (COUNT_LENGTH) = "124.4M parameters", "38K parameters" or "512 parameters"
+static inline const char *parameters_text(char *text, const GPT2Config *c) {
+    double n = (double)num_parameters(c);
+    bool few = n < 1000, millions = n >= 999500;
+    snprintf(text, COUNT_LENGTH, "%.*f%s parameters", millions ? 1 : 0, few ? n : n / (millions ? 1e6 : 1e3),
+             few        ? ""
+             : millions ? "M"
+                        : "K");
+    return text;
 }
 
 // GPT-2's initial value of element i of a tensor
