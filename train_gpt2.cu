@@ -829,10 +829,7 @@ static void note_validation(Run *run, double loss, bool ending) {
     evaluations_check_patience(e, run->args->patience);
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
-    cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
-    cJSON_AddNumberToObject(state, "val_tokens", (double)e->tokens);
-    if (e->keeps_other_best && run->groups.world->rank == 0) { rename_best(run->args->run_dir); }
-    e->keeps_other_best = false;
+    best_state_add(state, e, loss, run->args->run_dir, run->groups.world->rank == 0);
     if (save_checkpoint(run, "best", state, ending)) { e->best = logged_loss(loss); }
 }
 
@@ -1039,7 +1036,6 @@ static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
     name_run_dir(a, run->groups.world);
     if (run->groups.world->rank == 0) {
         run->lock = lock_run_dir(a->run_dir);
-        if (run->lock >= 0 && a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
         check_run_dir(a);
     }
     check_last_checkpoint(a, run->groups.world);
@@ -1099,16 +1095,14 @@ static void build_model(Run *run, ModelOptions options) {
     run->reports[0] = run->reports[1] = report;
 }
 
-// When each rank has its model: writes config.json, and continues the logs at run->step. Evaluations that they hold are
-// not made again.
+// Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
 static void open_files(Run *run) {
     const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
     const char *folder = world->rank == 0 ? a->run_dir : NULL;  // the other ranks write parts of checkpoints only
-    comm_barrier(world);
+    comm_barrier(world);                                        // nothing is written before every rank has its model
     open_run_dir(&run->lock, a, run->planned_steps, run->max_steps, world);
-    uint64_t val_tokens = data_val_tokens(&run->data, a);
-    run->evaluations = evaluations_read(a, run->data.hellaswag_path, val_tokens, run->step, world);
+    run->evaluations = evaluations_read(a, run->data.hellaswag_path, data_val_tokens(&run->data, a), run->step, world);
     run->log =
         logger_open(folder, run->step, run->evaluations.val == run->step, run->evaluations.hellaswag == run->step);
     if (folder) {  // in case a kill came before them; a last step whose evaluation is missing gets no DONE_ yet

@@ -49,7 +49,7 @@ static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const 
 }
 
 // Stops at a -gd bf16 whose sums would lose too much.
-static inline void check_gradients(const GPT2Config *c, const ModelOptions *o) {
+static inline void check_gradient_sums(const GPT2Config *c, const ModelOptions *o) {
     int64_t roundings = gradient_roundings(c, o);
     if (o->gradients != DT_BF16 || roundings <= MAX_ROUNDINGS) { return; }
     input_error("-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is off "
@@ -248,7 +248,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
     ModelOptions o = model_options(a, c, backend);
     chosen[0] = 0;
     if (a->recompute != RECOMPUTE_AUTO) {
-        check_gradients(c, &o);
+        check_gradient_sums(c, &o);
         return o;
     }
     size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
@@ -259,7 +259,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
     // a recomputed GELU differs from the fused one in the last bit
     if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fitting.recompute == 0 && can_fuse_gelu(&o); }
     o.classifier_rows = largest_chunk(c, o, whole);
-    check_gradients(c, &o);
+    check_gradient_sums(c, &o);
     size_t bytes = gpt2_plan_bytes(c, &o);
     rungs_text(chosen, &fitting, a);
     snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",

@@ -90,7 +90,7 @@ static const Flag flag_table[] = {
      "training data: token shards, examples as JSON lines, or text as bytes"),
     STRING("j", "val-data", val_data, "GLOB", "validation data (default: the last tenth of each -i file)"),
     STRING("e", "model", model, "MODEL",
-     "shape (d12, gpt3:c768, l4h4c128), or weights (default d12; text l4h4c128)"),
+     "shape (d12, l4h4c128), or weights (default d12; text: l4h4c128)"),
     STRING("o", "output", run_dir, "DIR", "run directory for metrics and checkpoints (default: no files written)"),
 
     FLAG_HEADING("Batch and length of training"),
@@ -280,7 +280,7 @@ static inline int mode_without_training(const TrainArgs *a) {
 static inline void args_check_mode(const TrainArgs *a) {
     int mode = mode_without_training(a);
     TrainArgs usual = default_args;
-    if (a->generate || a->eval) { usual.T = ALL_POSITIONS; }  // read_flags
+    if (a->generate || a->eval) { usual.T = ALL_POSITIONS; }      // read_flags
     for (int i = NUM_FLAGS; mode >= 0 && !a->plan && i-- > 0;) {  // from the last: a second mode before its own flags
         const Flag *flag = &flag_table[i];
         char text[FLAG_TEXT];

@@ -2,7 +2,7 @@
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
 defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step,
-         open_run_dir, check_skips, evaluations_read, rename_best, check_time_limit, print_resume_command
+         open_run_dir, check_skips, evaluations_read, best_state_add, check_time_limit, print_resume_command
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -95,6 +95,7 @@ static inline void check_run_dir(const TrainArgs *a) {
         input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
                     a->run_dir, strerror(errno));
     }
+    if (a->resume) { remove_unfinished(a->run_dir); }  // of a killed save; a rename of best/ may be half done
     if (resumed_checkpoint(path, a) >= 0) { return; }
     find_other_run(name, a->run_dir);
     if (!*name || (a->resume && ended_early(a->run_dir))) { return; }
@@ -347,12 +348,16 @@ static inline Evaluations evaluations_read(const TrainArgs *a, const char *hella
     return e;
 }
 
-// Renames RUN/best to best_<step>: the next one is chosen on other validation tokens.
-static inline void rename_best(const char *run_dir) {
+// Adds the loss of a new RUN/best to its state.json. renames: this rank renames an earlier RUN/best, chosen on other
+// validation tokens, to best_<step>.
+static inline void best_state_add(cJSON *state, Evaluations *e, double loss, const char *run_dir, bool renames) {
     char best[PATH_LENGTH], kept[PATH_LENGTH];
+    cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
+    cJSON_AddNumberToObject(state, "val_tokens", (double)e->tokens);
     format_path(best, "%s/best", run_dir);
     format_path(kept, "%s/best_%08lld", run_dir, checkpoint_best(run_dir));
-    rename(best, kept);
+    if (e->keeps_other_best && renames) { rename(best, kept); }
+    e->keeps_other_best = false;
 }
 
 // ---- the end of a start

@@ -77,8 +77,8 @@ typedef struct {
     const char *plan, *help, *version, *self_check;
     // no flags
     bool saved_model, saved_train_data, saved_val_data;  // a resumed run has the -e, -i or -j of its config.json
-    bool text_alone;     // trains on a text without -e: the defaults are text_defaults
-    char named_dir[96];  // the -o that such a run takes if none is given; else ""
+    bool text_alone;                                     // trains on a text without -e: the defaults are text_defaults
+    char named_dir[96];                                  // the -o that such a run takes if none is given; else ""
 } TrainArgs;
 
 // ranks of the world; valid after args_set_ranks
