@@ -29,10 +29,10 @@ refused "--generate on several ranks" '--generate runs on one rank, found 2' \
     2 --generate 5 -e one/step_00000001
 
 # different_ranks NAME SENTENCE FOLDER FLAGS...: two ranks; rank 1 runs in FOLDER with FLAGS, rank 0 with the flags of
-# `together` and `both`
+# `first`
 different_ranks() {
     local status=0
-    "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad "${both[@]}" : \
+    "${mpi[@]}" -np 1 "$trainer" "${first[@]}" -b 1 -o bad : \
         -np 1 -wd "$folder/$3" "$trainer" "${@:4}" >"$out" 2>&1 </dev/null || status=$?
     report "$1" "$(
         [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
@@ -42,7 +42,7 @@ different_ranks() {
     )"
 }
 mkdir -p other short
-both=()
+first=("${together[@]}")
 head -c 20000 text >other/text
 head -c 10 text >short/text
 different_ranks "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
@@ -53,19 +53,19 @@ different_ranks "other data on rank 1" 'rank 1 has a different training set from
 cp text other
 head -c 2000 text >val_text
 tail -c 2000 text >other/val_text
-both=(-j val_text)
+first=("${model[@]}" -j val_text -d 192 -v 10 -m -1)
 different_ranks "other validation data on rank 1" 'rank 1 has a different validation set from rank 0' \
-    other "${together[@]}" -b 1 -o bad -j val_text
+    other "${first[@]}" -b 1 -o bad
 mkdir -p model other/model
 for seed in 1 2; do
     "$trainer" "${together[@]}" -b 1 -x 1 -n 1 --seed $seed -o "seed_$seed" >"$out" 2>&1
 done
 cp seed_1/step_00000001/* model
 cp seed_2/step_00000001/* other/model
-both=(-e model)
+first=("${together[@]}" -e model)
 different_ranks "other weights on rank 1" 'rank 1 has a different model from rank 0' \
     other "${together[@]}" -b 1 -o bad -e model
-both=()
+first=("${together[@]}")
 different_ranks "data too short on rank 1 only" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 
 # a token shard of 2000 tokens; rank 1's file lacks the last token

@@ -189,7 +189,7 @@ static inline void start_process(char **argv) {
 // Globals: a signal handler has no argument.
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
-static const char *signal_answer;              // what handle_signal prints; "" on ranks other than 0
+static char signal_answer[160];                // what handle_signal prints
 
 // Two signals within 0.2 s count as one, since `timeout` signals both the program and its group. SIGXCPU comes again
 // after each second of CPU time until the hard limit, and SIGPIPE with each line that has no reader.
@@ -211,13 +211,13 @@ static inline void handle_signal(int signal_number) {
 // A signal that was ignored when the program started, as under nohup, stays ignored.
 static inline void catch_signals(const TrainArgs *a) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGPIPE};
-    signal_answer = a->rank > 0 ? ""
-                    : a->checkpoint_every == 0
-                        ? "\ntrain_gpt2: stopping; without -n no checkpoint is saved; Ctrl-C again stops at once\n"
-                    : num_ranks(a) > 1
-                        ? "\ntrain_gpt2: stopping after this step, then saving; Ctrl-C again stops without saving\n"
-                        : "\ntrain_gpt2: stopping after this micro-step, then saving; Ctrl-C again stops without "
-                          "saving\n";
+    bool by_mpirun = num_ranks(a) > 1 && a->init_method == COMM_INIT_MPI;  // it kills the ranks a second later
+    if (a->rank == 0 && !by_mpirun) {
+        snprintf(signal_answer, sizeof signal_answer,
+                 "\ntrain_gpt2: stopping after this %s%s; Ctrl-C again stops without saving\n",
+                 num_ranks(a) > 1 ? "update" : "micro-step",
+                 a->checkpoint_every > 0 ? ", then saving" : "; nothing will be saved, as -n is not given");
+    }
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
