@@ -27,9 +27,9 @@ more)
     checked=${program}_bf16
     [ ! -x "$checked" ] || agree "4 offload 2"
     TEST_OPTIMIZER=muon
-    [ ! -x "$checked" ] || agree "4 slices 2" "4 files 2"
+    [ ! -x "$checked" ] || agree "3 layouts" "4 slices 2" "4 files 2"
     checked=$program
-    agree "5 layouts" "3 slices 3" "3 files 3" "8 slices 4" "3 late 1" "3 offload 1" "4 offload 2"
+    agree "5 layouts" "3 slices 3" "3 files 3" "4 slices 2" "8 slices 4" "3 late 1" "3 offload 1" "4 offload 2"
     ;;
 *)
     agree "1 layouts" "2 layouts" "3 layouts" "4 layouts" "3 files 1"
@@ -37,10 +37,8 @@ more)
     agree "3 late 1" "2 late 2" "4 late 2" "3 sample 1" "4 sample 2" "2 bytes 1" "4 bytes 2"
     checked=${program}_bf16
     [ ! -x "$checked" ] || agree "3 layouts" "3 files 1" "4 slices 2" "4 files 2"
-    TEST_OPTIMIZER=muon
-    [ ! -x "$checked" ] || agree "3 layouts"
-    checked=$program
-    agree "2 layouts" "3 layouts" "3 files 1" "2 slices 2" "4 slices 2" "4 files 2" "4 late 2" "1 offload 1" "4 bytes 2"
+    checked=$program TEST_OPTIMIZER=muon
+    agree "2 layouts" "3 layouts" "3 files 1" "2 slices 2" "4 files 2" "4 late 2" "1 offload 1" "4 bytes 2"
     ;;
 esac
 

@@ -238,7 +238,7 @@ test-quick: ## test: the tests of an operation, OP=layernorm, or of a subject by
 	@scripts/run_tests.sh $(of_cases:%='% *$(OP)*') $(of_name)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 50 minutes
-	dev/test/faults.sh whole
+	@TEST_CPU_SECONDS=7200 scripts/run_tests.sh 'dev/test/faults.sh whole'
 
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores
 	@scripts/setup.sh aarch64
