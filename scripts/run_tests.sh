@@ -130,18 +130,18 @@ if [ "${1:-}" = --tally ]; then
     tally=$2
     shift 2
 fi
-total=$# number=0 ids=()
+total=$# number=0
 watch &
 watcher=$!
+disown  # `wait` does not wait for it
 for test in "$@"; do
     number=$((number + 1))
     mkdir "$all/$number"
     printf '0 1\nnot finished: %s\n' "$test" >"$all/$number/result"
-    while [ "$(jobs -rp | wc -l)" -gt $(($(nproc) + 1)) ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -gt "$(nproc)" ]; do wait -n; done
     run "$all/$number" "$test" &
-    ids+=($!)
 done
-wait ${ids[@]+"${ids[@]}"}
+wait
 
 [ ! -s "$tally" ] || { mkdir "$all/0" && cp "$tally" "$all/0/result"; }
 read -r passed failed <<<"$(head -qn 1 "$all"/*/result | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"

@@ -1,5 +1,5 @@
 /*
-A sched_yield for ranks that share cores with busy programs, preloaded by test_processes.sh. A waiting rank of Open MPI
+A sched_yield for ranks that share cores with busy programs, preloaded by ranks.sh. A waiting rank of Open MPI
 calls sched_yield in a loop. Beside a busy program each call gives that program a whole time slice, milliseconds long,
 before the next message is seen. After such a call this sched_yield sleeps for 20 us instead, 200 times.
 */

@@ -23,7 +23,7 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes train ...     the trainer with these flags; in bf16 if this program is built for bf16
     test_processes same A B PREFIX      the .safetensors files A and B have the same tensors with this prefix
 TEST_OPTIMIZER=muon in the environment trains these models with Muon; `train` takes --optimizer.
-dev/test/test_processes.sh runs these commands and the trainer.
+dev/test/test_processes*.sh run these commands and the trainer.
 */
 #ifndef TESTING
 #define TESTING

@@ -120,8 +120,8 @@ two_checkpoints() { [ "$(find "$1" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null |
 
 # strike SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP in the folder struck, and sends the
 # signal to RANK. KEEP 0: while the run writes a checkpoint; no checkpoint is deleted, because a deletion uses a
-# step_*.tmp too. The run must end with STATUS and leave no process. With STOP the ranks are test_processes, whose timeout
-# for a silent rank is 2 s from then on.
+# step_*.tmp too. The run must end with STATUS and leave no process. With STOP the ranks are test_processes, whose
+# timeout for a silent rank is 2 s from then on.
 strike() {
     local job status=0 ranks victim command=("$trainer")
     [ "$1" != STOP ] || command=(env "TEST_TIMEOUT=2,$folder/silent" "$program" train)

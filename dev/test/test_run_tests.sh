@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/run_tests.sh: its last lines, and programs that hang: they are stopped, whether they sleep or spin, and slow ones
+# scripts/run_tests.sh: its last lines, and programs that hang. They are stopped, whether they sleep or spin; slow ones
 # are not.   dev/test/test_run_tests.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -71,7 +71,7 @@ for i in {1..10}; do
     for ((j = 0; j < 20000; j++)); do :; done
 done
 END
-report "a program that sleeps or polls is stopped after a silence, with all its processes, and named apart from failures" "$(
+report "a program that sleeps or polls is stopped after a silence, with all its processes, and called a hang" "$(
     limits 4 1000 sleeping polling
     tells "1 failed, stopped after 4 s of silence: scripts/run_tests.sh '$scratch/sleeping'
     its last line: [  FAILED  ] 1 test(s)

@@ -209,7 +209,7 @@ MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 bu
 
 # ---- targets
 
-test: ## test: build and run the tests, about 7 minutes on two cores; the last line is `N passed, N failed`
+test: ## test: build and run the tests, 4 minutes on two cores, 6 from nothing; ends with `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) $(LONG_SCRIPTS) $(EMULATED) ./test_gpt2 $(TESTS) $(SANITIZED) \
@@ -238,7 +238,7 @@ test-quick: ## test: the tests of an operation, OP=layernorm, or of a subject by
 	@scripts/run_tests.sh $(of_cases:%='% *$(OP)*') $(of_name)
 
 test-faults: train_gpt2 build/test/test_processes ## test: kills, failing disks, wrong bytes, stopped ranks; 50 minutes
-	dev/test/faults.sh whole
+	@TEST_CPU_SECONDS=7200 scripts/run_tests.sh 'dev/test/faults.sh whole'
 
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores
 	@scripts/setup.sh aarch64
