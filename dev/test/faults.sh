@@ -482,7 +482,7 @@ faults_ends() {
 keeps_best_before() {
     rm -rf victim
     report "--keep-best at --time-limit, its $1 of $3 fails: exit 1, and RUN/best is the one before" "$(
-        FAIL_CALLS=$1 FAIL_MORE=9 struck 1 ENOSPC "$2" "$3" "${endless[@]}" -v 100000000 --keep-best --time-limit 1
+        FAIL_CALLS=$1 FAIL_MORE=9 struck 1 ENOSPC "$2" "$3" "${endless[@]}" -v 100000000 --keep-best --time-limit 3
         one_sentence
         says "$err" "could not save checkpoint 'victim/best'"
         grep -q '"step":.*0,' victim/best/state.json || echo "RUN/best is not of step 0"
@@ -770,7 +770,7 @@ faults_clock() {
         [ "$(cat jumps)" = 0 ] || echo "expected 0 readings of the time of day, found '$(cat jumps)'"
     )"
     report "the clock jumps by hours: --time-limit still ends the run" "$(
-        preload=$folder/jump_clock.so run 0 "${model[@]}" -v 0 -x 100000000 --time-limit 1
+        preload=$folder/jump_clock.so run 0 "${model[@]}" -v 0 -x 100000000 --time-limit 3
         says "$log" "stopped at step "
     )"
     clock_of_ranks

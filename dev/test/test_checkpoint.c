@@ -289,10 +289,10 @@ TEST(test_other_precision) {
     assert_holds(folder, 3);
     assert_says(folder, usual_kind(),
                 other_rounds
-                    ? "note      weights were BF16, are now F32, the type of this build: losses differ; a build "
-                      "with make PRECISION=bf16 goes on as before\n"
-                    : "note      weights were F32, are now BF16, the type of this build: losses differ; a build "
-                      "with make PRECISION=fp32 goes on as before\n");
+                    ? "note      weights were BF16, are now F32 in this build: losses differ; a PRECISION=bf16 build "
+                      "goes on as before\n"
+                    : "note      weights were F32, are now BF16 in this build: losses differ; a PRECISION=fp32 build "
+                      "goes on as before\n");
     free(rounded);
     free_model(&s);
 }

@@ -162,7 +162,7 @@ report "bad input" "$(
     run 2 "$trainer" -i few.jsonl -e d12 -t 48 -b 1 -x 1
     says "the model's tokenizer is not known: give it with --tokenizer"
     run 2 "$trainer" -i few.jsonl -e l1h1c8 -t 48 -gd bf16 -o refused
-    says "-gd bf16 would round the gradient of the position embeddings once for each example of -i few.jsonl; give -gd auto"
+    says "-gd bf16 would round wpe's gradient for each example in -i; give -gd auto, fp32 for examples"
     [ ! -e refused ] || echo "a folder was made"
 )"
 use_mpirun "$("$trainer" --version | grep MPI)" 1

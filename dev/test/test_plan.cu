@@ -343,15 +343,13 @@ static void choose_gradients(void *row) {
     const GradientRow *r = (const GradientRow *)row;
     const Backend *on = r->gpu ? &cuda_backend : &cpu_backend;
     TrainArgs a = args_of(4);
-    char chosen[FLAG_TEXT];
-    a.recompute = 0;
     a.num_processes = r->ranks;
     a.zero = r->zero;
     a.offload = r->offload;
     a.batch_tokens = (int64_t)r->micro_steps * r->ranks * 4 * 1024;
-    assert_int_equal(choose_options(chosen, &a, &gpt2_124m, on, NULL).gradients, r->automatic);
+    assert_int_equal(model_options(&a, &gpt2_124m, on).gradients, r->automatic);
     a.gradients = GRADIENTS_BF16;
-    assert_int_equal(choose_options(chosen, &a, &gpt2_124m, on, NULL).gradients, DT_BF16);
+    assert_int_equal(model_options(&a, &gpt2_124m, on).gradients, DT_BF16);
 }
 
 // A micro-batch of 4 x 1024 rows has 16 logits chunks, and rounds the gradient of wte as often.

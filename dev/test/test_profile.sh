@@ -238,8 +238,8 @@ for top, events in read("stopped/profile.json", list(range(3, 3 + steps))):
         print(counts(events))
 END
 )"
-report "a run stopped before its third step writes no trace" "$(
-    train "$trainer" 0 "${model[@]}" -x 9 -o short --profile 2 --time-limit 1e-9
+report "a run that ends before its third step writes no trace" "$(
+    train "$trainer" 1 "${model[@]}" -x 9 -o short --profile 2 --time-limit 1e-9
     same "" "$(traces short)"
     ! grep '^profile ' "$out"
 )"

@@ -469,8 +469,8 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
         printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
     }
     if (saved != DT_FLOATX) {
-        printf("note      weights were %s, are now %s, the type of this build: losses differ; a build with make "
-               "PRECISION=%s goes on as before\n",
+        printf("note      weights were %s, are now %s in this build: losses differ; a PRECISION=%s build goes on as "
+               "before\n",
                dtype_name(saved), dtype_name(DT_FLOATX), rounded ? "bf16" : "fp32");
     }
     if (rounded && !has_masters && (o->master || o->remainder)) {

@@ -1,10 +1,9 @@
 /*
 Everything a GPT-2 holds on its device and in pinned host memory: the tensors, the options that decide which of them
 exist, and the memory plan. This header includes no kernel and no communicator.
-defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, GRADIENTS_AUTO, moment_types, ModelOptions,
-         options_local_shape, options_set_offload, GPT2Tensors, equal_chunk, logits_chunk, stored_gradients,
-         staging_slots, num_block_inputs, gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment,
-         llmc_bytes
+defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
+         options_set_offload, GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, staging_slots, num_block_inputs,
+         gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "llmc/common/device.h"

@@ -152,7 +152,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->zero > 0 && o->sharding.stage == 0, ZERO_ON_ONE_RANK, ""},
         {!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS),
          "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
-        {a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
+        {a->recompute_every != 1 && o->recompute.level < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
         {a->gpu_log != default_args.gpu_log, "-lg does nothing: nvidia-smi -l 1 logs a GPU", ""},
         {a->master != default_args.master && DT_FLOATX == DT_REAL,
          "-w does nothing in this build, whose weights are fp32", ""},

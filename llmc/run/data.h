@@ -78,14 +78,12 @@ static inline void print_byte_notes(const char *flag, const char *pattern) {
 // True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// Makes -gd auto fp32 for examples, and stops at -gd bf16: each example would round the gradient of the position
-// embeddings.
+// Makes -gd auto fp32 for examples, and stops at -gd bf16: each example would round the position embeddings' gradient.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
     if (examples && DT_FLOATX == DT_BF16 && a->gradients == GRADIENTS_AUTO) { a->gradients = GRADIENTS_FP32; }
-    if (!examples || a->gradients != GRADIENTS_BF16) { return; }
-    input_error("-gd bf16 would round the gradient of the position embeddings once for each example of -i %s; give -gd "
-                "auto, which is fp32 for examples",
-                a->train_data);
+    if (examples && a->gradients == GRADIENTS_BF16) {
+        input_error("-gd bf16 would round wpe's gradient for each example in -i; give -gd auto, fp32 for examples");
+    }
 }
 
 // The vocabulary of the files of -i; for examples, that of the tokenizer that encodes them.

@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: MAX_ROUNDINGS, gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, COUNTED_FOR, climb,
-         choose_options, check_room, check_memory, choose_what_fits
+defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, COUNTED_FOR, climb, choose_options,
+         check_room, check_memory, choose_what_fits
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -27,39 +27,26 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// An update may round a bf16 gradient this often, and its norm is right to 1 % (doc/memory.md). Equal terms are the
-// worst: between 256 and 512 of them each is less than half of the sum's last bit, and the sum stops growing.
-enum { MAX_ROUNDINGS = 128 };
-
-// How often an update rounds a bf16 gradient on a rank. wte's is rounded most: for each logits chunk of a micro-batch.
-// Below stage 2 micro-batches accumulate in it; the shards of stages 2 and 3 accumulate in fp32.
-static inline int64_t gradient_roundings(const GPT2Config *c, const ModelOptions *o) {
-    int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
-    return chunks * (shards_gradients(&o->sharding) ? 1 : o->micro_steps);
-}
-
-// -gd auto is fp32 where micro-batches accumulate, where bf16 would be rounded too often, and on as many GPUs: NCCL may
-// add them one by one, in bf16. MPI adds ranks in fp32.
+// The type of gradients. A sum in bf16 is off by up to 1 % after 128 roundings; past 512 equal terms each is less than
+// half of its last bit, and adds nothing (doc/memory.md). wte's gradient is rounded most: with each logits chunk of the
+// micro-batches that accumulate in it. From stage 2 on they accumulate in fp32 shards. -gd auto is fp32 for several
+// micro-batches, too many roundings, and as many GPUs: NCCL may add them one by one in bf16, while MPI adds in fp32.
 static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
-    bool accumulates = o->micro_steps > 1 && !shards_gradients(&o->sharding);
-    bool many_gpus = is_gpu(o->backend) && o->sharding.dp_size > MAX_ROUNDINGS;
-    bool wide = accumulates || many_gpus || gradient_roundings(c, o) > MAX_ROUNDINGS;
-    const DType types[] = {wide ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
+    enum { MAX_ROUNDINGS = 128 };
+    int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
+    int sums = shards_gradients(&o->sharding) ? 1 : o->micro_steps;
+    bool many = chunks * sums > MAX_ROUNDINGS, many_gpus = is_gpu(o->backend) && o->sharding.dp_size > MAX_ROUNDINGS;
+    const DType types[] = {sums > 1 || many || many_gpus ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
+    if (many && a->gradients == GRADIENTS_BF16) {
+        input_error("-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is "
+                    "off by over 1 %%; give -gd auto, which adds in fp32",
+                    (long long)chunks * sums, (int)MAX_ROUNDINGS);
+    }
     return types[a->gradients];
 }
 
-// Stops at a -gd bf16 whose sums would lose too much.
-static inline void check_gradient_sums(const GPT2Config *c, const ModelOptions *o) {
-    int64_t roundings = gradient_roundings(c, o);
-    if (o->gradients != DT_BF16 || roundings <= MAX_ROUNDINGS) { return; }
-    input_error("-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is off "
-                "by over 1 %%; give -gd auto, which adds in fp32",
-                (long long)roundings, (int)MAX_ROUNDINGS);
-}
-
-// The -z and --offload in effect, for all that depends on them. One data-parallel rank has nothing to shard; --offload
-// does nothing on a CPU, where the model is in host memory already. Neighbouring ranks form a tensor-parallel group: at
-// -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
+// The -z and --offload in effect: one data-parallel rank has nothing to shard, and a CPU has the model in host memory
+// already. Neighbouring ranks form a tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
 static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {
@@ -245,21 +232,16 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
 // chosen = the choice, for the banner; "" with -r N.
 static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArgs *a, const GPT2Config *c,
                                           const Backend *backend, Comm *world) {
-    ModelOptions o = model_options(a, c, backend);
     chosen[0] = 0;
-    if (a->recompute != RECOMPUTE_AUTO) {
-        check_gradient_sums(c, &o);
-        return o;
-    }
+    if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
     size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     TrainArgs fitting = *a;
     climb(&fitting, false, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
-    o = model_options(&fitting, c, backend);
+    ModelOptions o = model_options(&fitting, c, backend);
     // a recomputed GELU differs from the fused one in the last bit
     if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fitting.recompute == 0 && can_fuse_gelu(&o); }
     o.classifier_rows = largest_chunk(c, o, whole);
-    check_gradient_sums(c, &o);
     size_t bytes = gpt2_plan_bytes(c, &o);
     rungs_text(chosen, &fitting, a);
     snprintf(chosen + strlen(chosen), FLAG_TEXT - strlen(chosen), "%s: %.2f of %.2f GiB%s", o.fuse_gelu ? " -ge 1" : "",

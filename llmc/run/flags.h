@@ -75,12 +75,10 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
         const char *whole = flag_is_whole(flag) ? "whole " : "";
         snprintf(text, FLAG_TEXT, "%sa %snumber from %.99s to %.99s", joined, whole, low, high);
     } else if (flag->choices) {
-        size_t length = (size_t)snprintf(text, FLAG_TEXT, "%sone of ", joined);
-        for (const char *c = flag->choices; *c && length + 2 < FLAG_TEXT; c++) {
-            if (*c == ' ') { text[length++] = ','; }
-            text[length++] = *c;
+        size_t n = (size_t)snprintf(text, FLAG_TEXT, "%sone of ", joined);
+        for (const char *c = flag->choices; *c && n < FLAG_TEXT; c++) {
+            n += (size_t)snprintf(text + n, FLAG_TEXT - n, *c == ' ' ? ",%c" : "%c", *c);
         }
-        text[length] = 0;
     } else {
         snprintf(text, FLAG_TEXT, "%s", is_option ? "no value" : flag->value_name);
     }
@@ -208,14 +206,11 @@ static const struct {
      "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
     {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
     {"optim optimizer-name", "here it is --optimizer adamw or muon"},
-    {"gradient-checkpointing activation-checkpointing recompute-activations recompute-granularity use-recompute",
-     "here it is -r LEVEL (--recompute): auto recomputes what the memory needs, 4 whole blocks"},
-    {"fsdp fully-sharded-data-parallel deepspeed zero ddp distributed-backend use-distributed-optimizer",
-     "ranks start with mpirun -np N, and -z N (--zero-stage) shards among them: 3 is FSDP"},
-    {"config config-file cfg", "flags are given on the command line; -o DIR -y 1 takes those of the run in DIR"},
-    {"compile torch-compile flash-attn use-flash-attn",
-     "leave it out: the kernels are compiled, and attention never stores its matrix"},
-    {"workers num-workers dataloader-num-workers", "leave it out: batches are read as they are needed"},
+    {"gradient-checkpointing activation-checkpointing recompute-activations", "here it is -r LEVEL (--recompute)"},
+    {"fsdp deepspeed zero ddp", "mpirun -np N starts N ranks, and -z (--zero-stage) shards among them: -z 3 is FSDP"},
+    {"config", "flags are given on the command line; -o DIR -y 1 takes those of the run in DIR"},
+    {"compile flash-attn use-flash-attn workers num-workers dataloader-num-workers",
+     "leave it out: all kernels are compiled, attention is one of them, and batches are read as they are needed"},
     {"vocab-size", "leave it out: the vocabulary is that of the data"},
     {"log-interval log-every logging-steps", "leave it out: each step is printed and logged"},
     {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",

@@ -122,7 +122,7 @@ typedef struct {
 static inline void generate(const Generator *g, const int *prompt, size_t prompt_length, int count, int end,
                             uint64_t stream) {
     const TrainArgs *a = g->args;
-    size_t length = prompt_length, half = reread_tokens(g->positions);
+    size_t length = prompt_length, half = ((size_t)g->positions + 1) / 2;
     int *context = (int *)xmalloc((prompt_length + (size_t)g->positions + 1) * sizeof *context);
     float *logits = (float *)xmalloc((size_t)g->vocab_size * sizeof *logits);
     int cached = 0;  // tokens of the context in the key-value cache

@@ -1,7 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
 defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, vocab_differs, tokenizer_advice,
-         prompt_text, document_start, reread_tokens, prompt_tokens, print_token
+         prompt_text, document_start, prompt_tokens, print_token
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -176,27 +176,23 @@ static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
     return tokenizer ? tokenizer->end_of_text : vocab_size - 1;
 }
 
-// the last tokens of a context that has outgrown the model's positions: the model reads them again from position 0
-static inline size_t reread_tokens(int positions) { return ((size_t)positions + 1) / 2; }
-
 // *tokens = the tokens of --prompt, which the caller frees. Returns their number. An empty prompt is document_start.
-// notes: where a prompt is reported that the model cannot read whole; NULL: nowhere
+// notes: reports a prompt that generate() does not read whole; NULL: nowhere
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *prompt, const GPT2Config *c, FILE *notes,
                                    int **tokens) {
-    int vocab_size = c->vocab_size;
     char *text = prompt_text(prompt);
     if (*text && !tokenizer) {
-        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", vocab_size,
-                    tokenizer_advice(vocab_size));
+        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", c->vocab_size,
+                    tokenizer_advice(c->vocab_size));
     }
     size_t count = *text ? tokenizer_encode(tokenizer, text, strlen(text), tokens) : 1;
     if (!*text) {
         *tokens = (int *)xmalloc(sizeof(int));
-        **tokens = document_start(tokenizer, vocab_size);
+        **tokens = document_start(tokenizer, c->vocab_size);
     }
     if (notes && count > (size_t)c->max_seq_len) {
-        fprintf(notes, "note      --prompt has %zu tokens, and the model %d positions: it reads the last %zu tokens\n",
-                count, c->max_seq_len, reread_tokens(c->max_seq_len));
+        fprintf(notes, "note      --prompt has %zu tokens, and the model %d positions: it reads the last %d tokens\n",
+                count, c->max_seq_len, (c->max_seq_len + 1) / 2);
     }
     free(text);
     return count;
