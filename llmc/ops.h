@@ -102,11 +102,11 @@ OP(token_embedding_forward,                                                     
    (out, tokens, wte, first, rows, N, C, ex),                                                                          \
    0, OUT(out, N, C), IDS(tokens, N), ROWS(wte, N, C))                                                                 \
                                                                                                                        \
-/* x (N,C) += wpe (maxT,C)[(first + n) % T];  x is rows [first, first + N) of (B,T) */                                 \
+/* out (N,C) += wpe (maxT,C)[(first + n) % T];  out is rows [first, first + N) of (B,T) */                             \
 OP(position_embedding_forward,                                                                                         \
-   (floatX *x, const floatX *wpe, int first, int N, int T, int C, Exec *ex),                                           \
-   (x, wpe, first, N, T, C, ex),                                                                                       \
-   0, INOUT(x, N, C), IN(wpe, T, C))                                                                                   \
+   (floatX *out, const floatX *wpe, int first, int N, int T, int C, Exec *ex),                                         \
+   (out, wpe, first, N, T, C, ex),                                                                                     \
+   0, INOUT(out, N, C), IN(wpe, T, C))                                                                                 \
                                                                                                                        \
 /* out (N,C) = (in - mean) * rstd * weight + bias;  also writes mean, rstd (N) */                                      \
 OP(layernorm_forward,                                                                                                  \
@@ -252,11 +252,11 @@ OP(gradient_accumulate,                                                         
    (sum, x, mode, n, ex),                                                                                              \
    0, SUM(sum, n, 1), GRAD_IN(x, n, 1))                                                                                \
                                                                                                                        \
-/* *out (+)= sum of squares of x (n) */                                                                                \
+/* *norm_squared (+)= sum of squares of x (n) */                                                                       \
 OP(global_norm_squared,                                                                                                \
-   (real *out, Gradient x, GradMode mode, size_t n, Exec *ex),                                                         \
-   (out, x, mode, n, ex),                                                                                              \
-   0, SUM(out, 1, 1), GRAD_IN(x, n, 1))                                                                                \
+   (real *norm_squared, Gradient x, GradMode mode, size_t n, Exec *ex),                                                \
+   (norm_squared, x, mode, n, ex),                                                                                     \
+   0, SUM(norm_squared, 1, 1), GRAD_IN(x, n, 1))                                                                       \
                                                                                                                        \
 /* One AdamW step on params, their masters or remainders, and the moments. grads are scaled by                         \
    min(1, clip / sqrt(*norm_squared)). If that norm is not finite, nothing changes. Moments of bf16 or 8 bits are      \

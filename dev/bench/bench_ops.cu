@@ -42,7 +42,7 @@ static const double ENOUGH_SECONDS = 0.3;
 #define MODEL_CHOICES "d12 d48"
 static const GPT2Config models[] = {{1024, 50257, 50304, 12, 12, 768}, {1024, 50257, 50304, 48, 25, 1600}};
 
-// a shape and variant of an operation; operations without such rows are measured at their own shape and variant 0
+// a shape and variant of an operation; operations without such rows are measured at their own shape and first variant
 typedef struct {
     const char *op, *what;
     int variant;
@@ -52,39 +52,39 @@ typedef struct {
 #define OWN DIM_ONE
 
 static const BenchRow bench_rows[] = {
-    {"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false},
-    {"matmul_forward", "attproj + residual", MATMUL_WITH_BOTH, DIM_C, DIM_C, false},
-    {"matmul_forward", "fcproj + residual", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false},
-    {"matmul_forward", "logits", 0, DIM_C, DIM_VP, true},
+    {"matmul_forward", "qkv", WITHOUT_RESIDUAL, DIM_C, DIM_3C, false},
+    {"matmul_forward", "attproj + residual", 0, DIM_C, DIM_C, false},
+    {"matmul_forward", "fcproj + residual", 0, DIM_4C, DIM_C, false},
+    {"matmul_forward", "logits", PRODUCT_ALONE, DIM_C, DIM_VP, true},
     {"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false},
     {"attention_decode", "at once", 0, OWN, OWN, false},
     {"attention_decode", "one by one", 1, OWN, OWN, false},
-    {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, OWN, OWN, true},
-    {"classifier", "loss", CLASSIFIER_LOSS, OWN, OWN, true},
+    {"classifier", "loss and gradient", 0, OWN, OWN, true},
+    {"classifier", "loss", WITHOUT_GRADIENT, OWN, OWN, true},
     {"classifier_statistics", "of 2 ranks", 0, OWN, OWN, true},
-    {"classifier_from_statistics", "of 2 ranks, loss and gradient", CLASSIFIER_GRADIENT, OWN, OWN, true},
-    {"matmul_backward", "logits, dinp", MATMUL_DINP, DIM_C, DIM_VP, true},
-    {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, DIM_C, DIM_VP, true},
-    {"matmul_backward", "fcproj and gelu", MATMUL_GELU, DIM_4C, DIM_C, false},  // with fc's dbias
-    {"matmul_backward", "fc, dinp", MATMUL_DINP, DIM_C, DIM_4C, false},
-    {"matmul_backward", "fc, dweight", MATMUL_DWEIGHT, DIM_C, DIM_4C, false},
-    {"matmul_backward", "attproj", MATMUL_SET, DIM_C, DIM_C, false},
-    {"matmul_backward", "qkv", MATMUL_SET, DIM_C, DIM_3C, false},
-    {"matmul_backward", "qkv, +=", MATMUL_ADD, DIM_C, DIM_3C, false},
-    {"matmul_backward", "qkv, += dbias", MATMUL_DBIAS, DIM_C, DIM_3C, false},
-    {"matmul_backward", "qkv, bf16", MATMUL_BF16, DIM_C, DIM_3C, false},
+    {"classifier_from_statistics", "of 2 ranks, loss and gradient", 0, OWN, OWN, true},
+    {"matmul_backward", "logits, dinp", DINP_ALONE, DIM_C, DIM_VP, true},
+    {"matmul_backward", "logits, dweight", DWEIGHT_ALONE, DIM_C, DIM_VP, true},
+    {"matmul_backward", "fcproj and gelu", 0, DIM_4C, DIM_C, false},  // with fc's dbias
+    {"matmul_backward", "fc, dinp", DINP_ALONE, DIM_C, DIM_4C, false},
+    {"matmul_backward", "fc, dweight", DWEIGHT_ALONE, DIM_C, DIM_4C, false},
+    {"matmul_backward", "attproj", WITHOUT_GELU, DIM_C, DIM_C, false},
+    {"matmul_backward", "qkv", WITHOUT_GELU, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, +=", WITHOUT_GELU | ADDED, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, += dbias", DBIAS_ALONE | ADDED, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, bf16", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false},
     {"layernorm_backward", "", GRAD_SET, OWN, OWN, false},
-    {"layernorm_backward", "+= bf16", GRADIENT_BF16_ADD, OWN, OWN, false},
+    {"layernorm_backward", "+= bf16", GRADIENT_BF16 | ADDED, OWN, OWN, false},
     {"embedding_backward", "", GRAD_SET, OWN, OWN, false},
-    {"embedding_backward", "+= bf16", GRADIENT_BF16_ADD, OWN, OWN, false},
-    {"adamw_update", "params alone", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), OWN, OWN, false},
+    {"embedding_backward", "+= bf16", GRADIENT_BF16 | ADDED, OWN, OWN, false},
+    {"adamw_update", "params alone", 0, OWN, OWN, false},
 #ifdef PRECISION_BF16
-    {"adamw_update", "master", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), OWN, OWN, false},
-    {"adamw_update", "split, bf16 moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), OWN, OWN, false},
-    {"adamw_update", "split, 8-bit moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), OWN, OWN, false},
+    {"adamw_update", "master", WITH_MASTER, OWN, OWN, false},
+    {"adamw_update", "split, bf16 moments", WITH_REMAINDER | MOMENTS_BF16 | GRADIENT_BF16, OWN, OWN, false},
+    {"adamw_update", "split, 8-bit moments", WITH_REMAINDER | MOMENTS_8BIT | GRADIENT_BF16, OWN, OWN, false},
 #endif
-    {"adamw_update", "alone, bf16 moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BF16, ADAMW_BF16), OWN, OWN, false},
-    {"adamw_update", "alone, 8-bit moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BYTES, ADAMW_BF16), OWN, OWN, false},
+    {"adamw_update", "alone, bf16 moments", MOMENTS_BF16 | GRADIENT_BF16, OWN, OWN, false},
+    {"adamw_update", "alone, 8-bit moments", MOMENTS_8BIT | GRADIENT_BF16, OWN, OWN, false},
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
@@ -98,38 +98,42 @@ typedef struct {
 
 // In the order of a step. As in the trainer, gradients are bf16, or fp32 under gradient accumulation.
 static const BenchProduct bench_products[] = {
-    {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0},
-    {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0},
-    {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0},
+    {{"matmul_forward", "qkv", WITHOUT_RESIDUAL, DIM_C, DIM_3C, false}, "bias", 0},
+    {{"matmul_forward", "attproj", 0, DIM_C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "fc", WITHOUT_RESIDUAL, DIM_C, DIM_4C, false}, "bias", 0},
     {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input saved", 0},
-    {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0},
-    {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0},
-    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
-    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
-    {{"matmul_backward", "logits", MATMUL_BF16_ADD, DIM_C, DIM_VP, true}, "dweight +=", DWEIGHT},
-    {{"matmul_backward", "logits", MATMUL_ADD, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp", DINP},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp, dGELU", DINP | DGELU},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false},
+    {{"matmul_forward", "fcproj", 0, DIM_4C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "logits", PRODUCT_ALONE, DIM_C, DIM_VP, true}, "none", 0},
+    {{"matmul_backward", "logits", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_VP, true}, "dinp", DINP},
+    {{"matmul_backward", "logits", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
+    {{"matmul_backward", "logits", GRADIENT_BF16 | ADDED | OVER_IN, DIM_C, DIM_VP, true}, "dweight +=", DWEIGHT},
+    {{"matmul_backward", "logits", WITHOUT_GELU | ADDED, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp, dGELU", DINP | DGELU},
+    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false},
      "dinp, dGELU, dbias of fc",
      DINP | DGELU | DGELU_BIAS},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
+    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fcproj", ADDED, DIM_4C, DIM_C, false},
      "dinp, dGELU, dbias of fc +=, fp32",
      DINP | DGELU | DGELU_BIAS},
-    {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
+    {{"matmul_backward", "fcproj", ADDED, DIM_4C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fc", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_4C, false}, "dinp", DINP},
+    {{"matmul_backward", "fc", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fc", WITHOUT_GELU | ADDED, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "attproj", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "attproj", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_C, false},
+     "dweight, dbias",
+     DWEIGHT | DBIAS},
+    {{"matmul_backward", "attproj", WITHOUT_GELU | ADDED, DIM_C, DIM_C, false},
      "dweight +=, dbias +=, fp32",
      DWEIGHT | DBIAS},
-    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dinp", DINP},
-    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
-    {{"matmul_backward", "fc", MATMUL_ADD, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
-    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dinp", DINP},
-    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "attproj", MATMUL_ADD, DIM_C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
-    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dinp", DINP},
-    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "qkv", MATMUL_ADD, DIM_C, DIM_3C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false}, "dinp", DINP},
+    {{"matmul_backward", "qkv", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", WITHOUT_GELU | ADDED, DIM_C, DIM_3C, false},
+     "dweight +=, dbias +=, fp32",
+     DWEIGHT | DBIAS},
 };
 enum { NUM_BENCH_PRODUCTS = sizeof bench_products / sizeof bench_products[0] };
 
@@ -380,7 +384,7 @@ static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int vari
 
 // measures and prints them
 static void measure_ceilings(Bench *b, const char *when) {
-    const OpCase copy = {"copy", NULL, 0, on_gpu(&b->exec) ? 2 : 1, 0, 0, NULL, run_copy};
+    const OpCase copy = {.name = "copy", .run = run_copy, .num_variants = on_gpu(&b->exec) ? 2 : 1, .variants = {0, 1}};
     const OpCase *matmul = op_case("matmul_forward");
     bool large = on_gpu(&b->exec) && !b->options.small;
     int side = b->options.small ? 64 : large ? 8192 : 2048;
@@ -389,11 +393,11 @@ static void measure_ceilings(Bench *b, const char *when) {
     block.n = large ? (size_t)1 << 28 : b->options.small ? 4096 : 8 * cache_bytes(&b->exec) / sizeof(real);
     square.C = square.OC = side;
     b->bytes_per_second = 0;
-    for (int variant = 0; variant < copy.variants; variant++) {
+    for (int variant = 0; variant < copy.num_variants; variant++) {
         double seconds = measure_case(b, &copy, &block, variant, &p).p10, rate = op_call_bytes(&p.call) / seconds;
         if (rate > b->bytes_per_second) { b->bytes_per_second = rate; }
     }
-    double seconds = measure_case(b, matmul, &square, 0, &p).p10;
+    double seconds = measure_case(b, matmul, &square, PRODUCT_ALONE, &p).p10;
     b->flops_per_second = p.call.flops / seconds;
     printf("Ceilings%s: copy %.1f GB/s, matmul of %d cubed %.3f TFLOP/s.\n", when, b->bytes_per_second / 1e9, side,
            b->flops_per_second / 1e12);
@@ -469,17 +473,17 @@ static void print_kernels(const Bench *b, Problem *p) {
 
 #ifdef HAVE_CUDA
 static void run_product(const BenchProduct *w, Problem *p, const Ops *ops, Exec *ex) {
-    const Gradient none = {NULL, p->gradients};
     int parts = w->parts;
     if (parts == 0) {
         problem_run(p, ops, ex);
         return;
     }
-    ops->matmul_backward(parts & DINP ? x_of(p, "dinp") : NULL, parts & DWEIGHT ? gradient_of(p, "dweight") : none,
-                         parts & DBIAS ? gradient_of(p, "dbias") : none,
-                         parts & DGELU_BIAS ? gradient_of(p, "dgelu_bias") : none, x_of(p, "dout"), x_of(p, "in"),
-                         x_of(p, "weight"), parts & DGELU ? x_of(p, "gelu_pre") : NULL, p->mode,
-                         p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
+    ops->matmul_backward(
+        parts & DINP ? x_of(p, "dinp") : NULL, parts & DWEIGHT ? gradient_of(p, "dweight") : no_gradient,
+        parts & DBIAS ? gradient_of(p, "dbias") : no_gradient,
+        parts & DGELU_BIAS ? gradient_of(p, "dgelu_bias") : no_gradient, x_of(p, "dout"), x_of(p, "in"),
+        x_of(p, "weight"), parts & DGELU ? x_of(p, "gelu_pre") : NULL, p->variant & ADDED ? GRAD_ADD : GRAD_SET,
+        p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
 }
 
 static bool same_arrays(const BenchRow *x, const BenchRow *y) {
@@ -545,7 +549,7 @@ static bool op_chosen(const Bench *b, const OpCase *op) {
 }
 
 static void bench_operation(Bench *b, const OpCase *op) {
-    const BenchRow plain = {op->name, "", 0, OWN, OWN, false};
+    const BenchRow plain = {op->name, "", op->variants[0], OWN, OWN, false};
     int rows = 0;
     for (int i = 0; i < NUM_BENCH_ROWS; i++) {
         if (strcmp(bench_rows[i].op, op->name) != 0) { continue; }

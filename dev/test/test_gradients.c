@@ -110,18 +110,15 @@ static const GradientCase gradient_cases[] = {
     {"embedding_forward", "embedding_backward", 0, 2, {{"wte", "dwte"}, {"wpe", "dwpe"}}},
     {"token_embedding_forward", "token_embedding_backward", 0, 1, {{"wte", "dwte"}}},
     {"layernorm_forward", "layernorm_backward", 0, 2, {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
-    {"matmul_forward",
-     "matmul_backward",
-     MATMUL_WITH_BOTH,
-     2,
-     {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
+    {"matmul_forward", "matmul_backward", 0, 2, {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
     {"attention_forward", "attention_backward", 0, 1, {{"qkv", "dqkv"}}},
 };
 
 static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
     Problem forward = problem_make(op_case(c->forward), shape, c->forward_variant);
-    for (int variant = 0; variant < c->backward_variants; variant++) {
-        Problem backward = problem_make(op_case(c->backward), shape, variant);
+    const OpCase *op = op_case(c->backward);
+    for (int v = 0; v < c->backward_variants; v++) {
+        Problem backward = problem_make(op, shape, op->variants[v]);
         problem_run(&backward, ops, ex);
         Objective f = {NULL, &forward, "out", x_of(&backward, "dout"), ex};
         for (int i = 0; i < MAX_PAIRS && c->pairs[i].x; i++) {
@@ -145,8 +142,8 @@ TEST(test_matmul_of_gelu) {
     const OpShape *s;
     for (int i = 0; (s = op_shape(op_case("matmul_forward"), i)); i++) {
         Problem gelu = problem_make(op_case("gelu_forward"), s, 0);
-        Problem forward = problem_make(op_case("matmul_forward"), s, MATMUL_WITH_BOTH);
-        Problem backward = problem_make(op_case("matmul_backward"), s, MATMUL_GELU);
+        Problem forward = problem_make(op_case("matmul_forward"), s, 0);
+        Problem backward = problem_make(op_case("matmul_backward"), s, 0);
         const Array *pre = find_array(&gelu, "in");
         memcpy(pre->data, x_of(&backward, "gelu_pre"), pre->n * sizeof(double));
         problem_run(&backward, ops, &ex);
@@ -182,12 +179,12 @@ TEST(test_classifier) {
     Exec ex = {0};
     const OpShape *s;
     for (int i = 0; (s = op_shape(op_case("classifier"), i)); i++) {
-        Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
-        Problem gradient = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+        Problem loss = problem_make(op_case("classifier"), s, WITHOUT_GRADIENT);
+        Problem gradient = problem_make(op_case("classifier"), s, 0);
         problem_run(&gradient, ops, &ex);
         size_t N = shape_rows(s);
         double *dlosses = (double *)xmalloc(N * sizeof(double));
-        for (size_t n = 0; n < N; n++) { dlosses[n] = gradient.scale; }
+        for (size_t n = 0; n < N; n++) { dlosses[n] = CASE_DLOSS; }
         Objective f = {NULL, &loss, "losses", dlosses, &ex};
         const Array *logits = find_array(&loss, "logits");
         check_gradient(problem_title(&gradient), &f, (double *)logits->data, x_of(&gradient, "logits"), logits->n);

@@ -175,7 +175,8 @@ static void check_row(const Row *row) {
     void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
     ex.skip_autotune = SANITIZED || row->quick;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
-        for (int variant = 0; variant < op->variants; variant++) {
+        for (int v = 0; v < op->num_variants; v++) {
+            int variant = op->variants[v];
             bool large = problem_memory(op, op_shape(op, i), variant) > LARGE;
             if (large && (SANITIZED || row->quick)) { continue; }
             check_shape(op, op_shape(op, i), variant, &ex, &reference_ops);
@@ -188,16 +189,14 @@ static void check_row(const Row *row) {
 // GPT-2 124M's own shape with 2048 rows, against the CPU backend: the textbook would take minutes. AdamW's variants
 // have 124 million parameters each, so only three of them run.
 static void check_real_size(const OpCase *op) {
-    const int updates[] = {ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL),
-                           ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL),
-                           ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16)};
+    const int updates[] = {0, WITH_MASTER, WITH_REMAINDER | MOMENTS_8BIT | GRADIENT_BF16};
     bool update = strcmp(op->name, "adamw_update") == 0;
     OpShape s = op_shape_gpt2(op, 2, 1024);
     Exec ex;
     void *scratch = check_open(&ex, &cuda_backend, FallbackKernels());
     ex.skip_autotune = false;
-    for (int i = 0; i < (update ? 3 : op->variants); i++) {
-        check_shape(op, &s, update ? updates[i] : i, &ex, &cpu_ops);
+    for (int i = 0; i < (update ? 3 : op->num_variants); i++) {
+        check_shape(op, &s, update ? updates[i] : op->variants[i], &ex, &cpu_ops);
     }
     check_close(&ex, &cuda_backend, scratch);
 }
@@ -278,7 +277,7 @@ static void test_plainer_kernels(void **state) {
         void *scratch = check_open(&ex, &cuda_backend, FallbackKernels{{level, level, level}});
         for (const OpCase &op : op_cases) {
             for (int shape = 0; op_shape(&op, shape); shape++) {
-                Problem p = problem_describe(&op, op_shape(&op, shape), 0);
+                Problem p = problem_describe(&op, op_shape(&op, shape), op.variants[0]);
                 uint64_t submitted = simt::runtime().submitted;
                 for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
                 problem_run(&p, &cuda_ops, &ex);

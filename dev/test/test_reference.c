@@ -60,7 +60,7 @@ static void test_operation(void **state) {
     Exec ex = {0};
     const OpShape *s;
     for (int i = 0; (s = op_shape(op, i)); i++) {
-        for (int variant = 0; variant < op->variants; variant++) { check_case(op, s, variant, &ex); }
+        for (int variant = 0; variant < op->num_variants; variant++) { check_case(op, s, op->variants[variant], &ex); }
     }
 }
 
@@ -90,8 +90,8 @@ static void check_from_statistics_bits(const OpShape *s) {
 TEST(test_layernorm_from_statistics) { for_each_shape("layernorm_forward", check_from_statistics_bits); }
 
 static void check_loss_alone(const OpShape *s) {
-    Problem both = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
-    Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
+    Problem both = problem_make(op_case("classifier"), s, 0);
+    Problem loss = problem_make(op_case("classifier"), s, WITHOUT_GRADIENT);
     problem_run(&both, &cpu_ops, NULL);
     problem_run(&loss, &cpu_ops, NULL);
     const Array *logits = find_array(&loss, "logits"), *dlogits = find_array(&both, "logits");
@@ -164,7 +164,7 @@ static void classify_over_ranks(const Problem *p, real *losses, floatX *dlogits,
     }
     for (int r = 0; r < ranks; r++) {
         floatX *part = columns_of(logits, r * width, width, N, Vp);
-        cpu_ops.classifier_from_statistics(losses, part, statistics, targets, p->scale, ranks, r * width, N, V, width,
+        cpu_ops.classifier_from_statistics(losses, part, statistics, targets, CASE_DLOSS, ranks, r * width, N, V, width,
                                            NULL);
         for (int n = 0; n < N; n++) {
             memcpy(dlogits + (size_t)n * Vp + r * width, part + (size_t)n * width, (size_t)width * sizeof *part);
@@ -180,7 +180,7 @@ static void check_classifier_over_ranks(const OpShape *s) {
     for (int i = 0; i < 6; i++) {
         int ranks = counts[i / 2];
         if (s->Vp % ranks || ranks > 100) { continue; }
-        Problem p = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+        Problem p = problem_make(op_case("classifier"), s, 0);
         if (i % 2) { scale_start(&p, "logits", 100); }  // exponentials overflow
         classify_over_ranks(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
         assert_expected(&p, i % 2 ? LARGE_SLACK : 1);
@@ -228,8 +228,8 @@ TEST(test_every_operation_has_a_row) { assert_int_equal(NUM_OP_CASES, sizeof(Ops
 TEST(test_every_row_has_outputs) {
     for (int c = 0; c < NUM_OP_CASES; c++) {
         assert_non_null(op_shape(&op_cases[c], 2));
-        for (int variant = 0; variant < op_cases[c].variants; variant++) {
-            Problem p = problem_describe(&op_cases[c], op_shape(&op_cases[c], 0), variant);
+        for (int v = 0; v < op_cases[c].num_variants; v++) {
+            Problem p = problem_describe(&op_cases[c], op_shape(&op_cases[c], 0), op_cases[c].variants[v]);
             int outputs = 0;
             for (int i = 0; i < p.num_arrays; i++) { outputs += p.array[i].role != INPUT; }
             assert_true(outputs > 0);
@@ -270,47 +270,48 @@ TEST(test_bytes_and_flops) {
         {"embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C + 1024 * C, N, 0},
         {"token_embedding_forward", 0, 2 * N * C, 0, 0, N, 0},
         {"token_embedding_backward", 0, N * C, 2 * N * C, 0, N, 0},
-        {"token_embedding_backward", 1, N * C, 0, 2 * N * C, N, 0},
+        {"token_embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C, N, 0},
         {"position_embedding_forward", 0, N * C + 512 * C, 0, 0, 0, 0},  // half of the rows
         {"position_embedding_backward", GRAD_SET, N / 2 * C, 1024 * C, 0, 0, 0},
         {"position_embedding_backward", GRAD_ADD, N / 2 * C, 2 * 1024 * C, 0, 0, 0},
         {"classifier_statistics", 0, N * 25216, 3 * N, 0, N, 0},
-        {"classifier_from_statistics", CLASSIFIER_GRADIENT, 2 * N * 25216, N + 6 * N, 0, N, 0},
-        {"classifier_from_statistics", CLASSIFIER_LOSS, N * 25216, N + 6 * N, 0, N, 0},
+        {"classifier_from_statistics", 0, 2 * N * 25216, N + 6 * N, 0, N, 0},
+        {"classifier_from_statistics", WITHOUT_GRADIENT, N * 25216, N + 6 * N, 0, N, 0},
         {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_from_statistics", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
-        {"layernorm_backward", GRADIENT_BF16_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
-        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
-        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"layernorm_backward", GRADIENT_BF16 | ADDED, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
+        {"matmul_forward", PRODUCT_ALONE, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
         {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0, 0},
-        {"matmul_backward", MATMUL_BF16, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_BF16_DBIAS, N * C4, 0, 2 * C4, 0, 0},
+        {"matmul_backward", WITHOUT_GELU, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 0, 4 * N * C * C4},
+        {"matmul_backward", WITHOUT_GELU | ADDED, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 0, 4 * N * C * C4},
+        {"matmul_backward", DINP_ALONE, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", DWEIGHT_ALONE, N * C + N * C4, C * C4, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", DBIAS_ALONE | ADDED, N * C4, 2 * C4, 0, 0, 0},
+        {"matmul_backward", GRADIENT_BF16 | WITHOUT_GELU, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0,
+         4 * N * C * C4},
+        {"matmul_backward", GRADIENT_BF16 | DBIAS_ALONE | ADDED, N * C4, 0, 2 * C4, 0, 0},
         {"residual_forward", 0, 3 * N * C + C, 0, 0, 0, 0},
-        {"residual_forward", RESIDUAL_WITHOUT_BIAS, 3 * N * C, 0, 0, 0, 0},
-        {"residual_forward", RESIDUAL_OVER_IN, 3 * N * C + C, 0, 0, 0, 0},
-        {"residual_forward", RESIDUAL_OVER_RESIDUAL, 3 * N * C + C, 0, 0, 0, 0},
+        {"residual_forward", WITHOUT_BIAS, 3 * N * C, 0, 0, 0, 0},
+        {"residual_forward", OVER_IN, 3 * N * C + C, 0, 0, 0, 0},
+        {"residual_forward", OVER_RESIDUAL, 3 * N * C + C, 0, 0, 0, 0},
         {"gelu_forward", 0, 2 * N * C4, 0, 0, 0, 0},
         {"attention_forward", 0, 4 * N * C, 12 * N, 0, 0, 4 * pairs * 64},
         {"attention_backward", 0, 8 * N * C, 12 * N, 0, 0, 10 * pairs * 64},
         {"attention_decode", 0, 6 * 512 * C, 0, 0, 0, pairs * 64},
         {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, 0, pairs * 64},
-        {"classifier", CLASSIFIER_GRADIENT, 2 * N * Vp, N, 0, N, 0},
-        {"classifier", CLASSIFIER_LOSS, N * Vp, N, 0, N, 0},
+        {"classifier", 0, 2 * N * Vp, N, 0, N, 0},
+        {"classifier", WITHOUT_GRADIENT, N * Vp, N, 0, N, 0},
         {"loss_sum", 0, 0, N + 2, 0, 0, 0},
         {"global_norm_squared", 0, 0, n + 1, 0, 0, 0},
         {"global_norm_squared", GRADIENT_BF16, 0, 1, n, 0, 0},
         {"gradient_accumulate", GRAD_SET, 0, 2 * n, 0, 0, 0},
-        {"gradient_accumulate", GRADIENT_BF16_ADD, 0, 2 * n, n, 0, 0},
-        {"adamw_update", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 2 * updated, 5 * updated + 1, 0, 0, 0},
-        {"adamw_update", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), updated, 7 * updated + 1, 0, 0, 0},
-        {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), 2 * updated, 1, 0, 14 * updated / 4, 0},
-        {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), 2 * updated, 1 + updated / 32, 0,
+        {"gradient_accumulate", GRADIENT_BF16 | ADDED, 0, 2 * n, n, 0, 0},
+        {"adamw_update", 0, 2 * updated, 5 * updated + 1, 0, 0, 0},
+        {"adamw_update", WITH_MASTER, updated, 7 * updated + 1, 0, 0, 0},
+        {"adamw_update", WITH_REMAINDER | MOMENTS_BF16 | GRADIENT_BF16, 2 * updated, 1, 0, 14 * updated / 4, 0},
+        {"adamw_update", WITH_REMAINDER | MOMENTS_8BIT | GRADIENT_BF16, 2 * updated, 1 + updated / 32, 0,
          10 * updated / 4, 0},
     };
     for (size_t i = 0; i < LEN(expected); i++) {
@@ -357,24 +358,24 @@ static void check_rounded_once(const char *op, const OpShape *s, int set_variant
 
 static void check_embedding_rounded_once(const OpShape *s) {
     check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16);
-    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 | ADDED);
 }
 
 static void check_positions_rounded_once(const OpShape *s) {
     check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16);
-    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16 | ADDED);
 }
 
 static void check_layernorm_rounded_once(const OpShape *s) {
     check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16);
-    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 | ADDED);
 }
 
 static void check_matmul_rounded_once(const OpShape *s) {
-    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16);
-    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_ADD);
-    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_GELU);
-    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
+    check_rounded_once("matmul_backward", s, WITHOUT_GELU, GRADIENT_BF16 | WITHOUT_GELU);
+    check_rounded_once("matmul_backward", s, 0, GRADIENT_BF16 | ADDED | OVER_IN);
+    check_rounded_once("matmul_backward", s, 0, GRADIENT_BF16);
+    check_rounded_once("matmul_backward", s, WITHOUT_GELU, GRADIENT_BF16 | DBIAS_ALONE | ADDED);
 }
 
 TEST(test_bf16_gradients_of_embedding) {
@@ -426,13 +427,13 @@ static void check_rounded(const char *op, const OpShape *s, int variant) {
 }
 
 static void check_rounded_shape(const OpShape *s) {
+    check_rounded("matmul_forward", s, PRODUCT_ALONE);
     check_rounded("matmul_forward", s, 0);
-    check_rounded("matmul_forward", s, MATMUL_WITH_BOTH);
-    check_rounded("matmul_backward", s, MATMUL_DINP);
-    check_rounded("matmul_backward", s, MATMUL_DWEIGHT);
-    check_rounded("matmul_backward", s, MATMUL_IN_PLACE);
-    check_rounded("matmul_backward", s, MATMUL_BF16);
-    check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
+    check_rounded("matmul_backward", s, DINP_ALONE);
+    check_rounded("matmul_backward", s, DWEIGHT_ALONE);
+    check_rounded("matmul_backward", s, OVER_IN);
+    check_rounded("matmul_backward", s, GRADIENT_BF16 | WITHOUT_GELU);
+    check_rounded("matmul_backward", s, GRADIENT_BF16 | ADDED | OVER_IN);  // in place too
 }
 
 TEST(test_matmuls_of_rounded_inputs) { for_each_shape("matmul_forward", check_rounded_shape); }

@@ -1,20 +1,20 @@
 /*
 Every operation of llmc/ops.h as a row that runs on any table of operations: shapes, arrays and their values, tolerance,
-bytes moved, FLOPs, and the call. The self-check, tests and benchmarks (dev/test/problems.h) loop over the rows.
-The call says everything about its arrays: problem_describe makes it with names in the place of arrays, and hooks that
-note the operands of ops.h instead of an operation.
+bytes moved and FLOPs. The self-check, tests and benchmarks (dev/test/problems.h) loop over the rows.
+The calls are those of OPS, which say everything about their arrays: problem_describe makes one with names in the place
+of arrays, and hooks that note the operands instead of an operation.
 defines: OpShape, Array, Problem, OpCase, op_cases, op_case, op_shape, problem_describe, problem_make, problem_memory,
          problem_run, problem_free, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set,
          array_bytes, array_doubles, kernel_slack, array_share
 
-  for each row op of op_cases, shape s = op_shape(op, i), variant v < op->variants:
+  for each row op of op_cases, shape s = op_shape(op, i), v of op->variants:
       Problem p = problem_make(op, s, v);
       problem_run(&p, ops, &ex);
       op_call_bytes(&p.call), p.call.flops; array_share(..) of every output
       problem_free(&p);
 
-To add an operation: shapes, unless a neighbour's fit; a CALL; a fill_ function if normal values will not do; and a row
-in the table at the end.
+To add an operation: shapes, unless a neighbour's fit; a fill_ function if normal values will not do; and a row in the
+table at the end. An argument with a new name has a line in call_operation.
 */
 #pragma once
 #include "llmc/classifier.h"
@@ -22,7 +22,6 @@ in the table at the end.
 #include "llmc/common/rng.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/moments.h"
-#include "llmc/muon.h"
 #include "llmc/op_call.h"
 #include "llmc/ops.h"
 #include "llmc/parallel/comm.h"
@@ -159,6 +158,25 @@ static inline size_t part_rows(const OpShape *s) {
     return chunk_range(shape_rows(s), chunk_size(shape_rows(s), s->ranks), s->rank).count;
 }
 
+// ---- variants of a call, as bits: 0 has all arrays, sets its outputs, and has gradients in real
+
+// clang-format off
+enum {
+    ADDED = 1,  // GRAD_ADD
+    GRADIENT_BF16 = 2,
+    WITHOUT_BIAS = 4, WITHOUT_RESIDUAL = 8, WITHOUT_DINP = 16, WITHOUT_DWEIGHT = 32, WITHOUT_DBIAS = 64,
+    WITHOUT_GELU = 128,  // gelu_pre and dgelu_bias
+    OVER_IN = 256, OVER_RESIDUAL = 512,  // in place: out or dinp is in; out is residual
+    WITHOUT_GRADIENT = 1024,  // dloss is 0
+    WITH_MASTER = 2048, WITH_REMAINDER = 4096, MOMENTS_BF16 = 8192, MOMENTS_8BIT = 16384,  // of an OptimizerState
+    PRODUCT_ALONE = WITHOUT_BIAS | WITHOUT_RESIDUAL,
+    DINP_ALONE = WITHOUT_DWEIGHT | WITHOUT_DBIAS | WITHOUT_GELU,
+    DWEIGHT_ALONE = WITHOUT_DINP | WITHOUT_DBIAS | WITHOUT_GELU,
+    DBIAS_ALONE = WITHOUT_DINP | WITHOUT_DWEIGHT | WITHOUT_GELU
+};
+// clang-format on
+#define CASE_DLOSS ((real)0.25)  // the classifier's, unless WITHOUT_GRADIENT
+
 // ---- an operation's arguments
 
 // INPUT is read; OUTPUT is written with = and starts as NaN; INOUT starts with values: += or in place
@@ -176,7 +194,7 @@ typedef struct {
     void *start;       // the values of data before a run
 } Array;
 
-enum { MAX_ARRAYS = 12, NUM_RANGES = 3 };
+enum { MAX_ARRAYS = 12, MAX_VARIANTS = 18, NUM_RANGES = 3 };
 
 typedef struct OpCase OpCase;
 
@@ -188,21 +206,22 @@ typedef struct {
     int num_arrays;
     OpCall call;      // rows and FLOPs of several calls are added
     bool describing;  // arrays stand for their names
-    // arguments that are not arrays
-    GradMode mode;
-    DType gradients;  // type of parameter gradients
-    real scale;       // classifier's dloss, loss_sum's scale
-    StepHyper hyper;
 } Problem;
+
+#define OP_ID(op, ...) OP_##op,
+typedef enum { OPS(OP_ID) } OpId;
+#undef OP_ID
 
 struct OpCase {
     const char *name;
+    OpId id;
     const OpShape *shapes;  // GPT-2's, then num_tests for tests
-    int num_tests, variants;
+    int num_tests;
     int kernel_roundings;      // bf16: of a kernel's intermediates and result, one after another
     double tolerance;          // of fp32 results: ||got - wanted|| / ||wanted||
     void (*fill)(Problem *p);  // sets values that are not normal; NULL if all are
-    void (*run)(Problem *p, const Ops *ops, Exec *ex);  // calls the operation
+    void (*run)(Problem *p, const Ops *ops, Exec *ex);
+    int num_variants, variants[MAX_VARIANTS];
 };
 
 static inline const Array *find_array(const Problem *p, const char *name) {
@@ -225,8 +244,9 @@ static inline real *real_of(const Problem *p, const char *name) { return (real *
 static inline int *int_of(const Problem *p, const char *name) { return (int *)data_of(p, name, DT_I32); }
 static inline Gradient gradient_of(const Problem *p, const char *name) {
     const Array *a = find_array(p, name);
-    Gradient g = {p->describing ? (void *)name : a ? a->data : NULL, a ? a->dtype : p->gradients};
-    return g;
+    Gradient g = {a ? a->data : NULL, a ? a->dtype : DT_REAL};
+    const Gradient named = {(void *)name, p->variant & GRADIENT_BF16 ? DT_BF16 : DT_REAL};
+    return p->describing ? named : g;
 }
 
 // ---- values of arrays of any type
@@ -278,150 +298,134 @@ static inline void array_fill(const Array *a) {
     }
 }
 
-// ---- the operations: call, fill special values
+// ---- the calls
 
-// run_<op>, for operations that take arrays and sizes of the shape s. set(p) sets the other arguments.
-#define CALL(op, set, ...)                                                                                             \
-    static inline void run_##op(Problem *p, const Ops *ops, Exec *ex) {                                                \
-        const OpShape *s = &p->shape;                                                                                  \
-        const int N = (int)shape_rows(s);                                                                              \
-        (void)N;                                                                                                       \
-        set(p);                                                                                                        \
-        ops->op(__VA_ARGS__, ex);                                                                                      \
+// A tensor, a slice of another, and a whole one again, after a gap of elements that must not change. The last two end
+// inside a block of moments. Returns the number of elements.
+static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
+    const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
+    const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
+    memset(ranges, 0, NUM_RANGES * sizeof *ranges);  // padding bytes are compared too
+    ranges[0].count = ranges[1].offset = first;
+    ranges[1].count = n / 4;
+    ranges[1].tensor_offset = 5 * MOMENT_BLOCK;
+    ranges[1].tensor = 7;
+    ranges[2].offset = third;
+    ranges[2].count = n - third;
+    ranges[2].tensor = 2;
+    ranges[0].decay = ranges[2].decay = true;
+    ranges[1].view_offset = 5;
+    ranges[1].view_cols = n < 1 << 20 ? 13 : 0;  // a benchmark's tensors are whole
+    ranges[1].view_stride = 40;
+    return ranges[0].count + ranges[1].count + ranges[2].count;
+}
+
+// Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
+// and an epsilon of sqrt(v)'s order make each term of the update visible.
+static inline StepHyper update_numbers(const Problem *p) {
+    const int v = p->variant, twos = (v & WITH_REMAINDER ? 1 : 0) + (v & MOMENTS_8BIT ? 1 : 0);
+    const int ones = (v & WITH_MASTER ? 1 : 0) + (v & MOMENTS_BF16 ? 1 : 0) + (v & GRADIENT_BF16 ? 1 : 0);
+    real norm = (real)sqrt((double)p->shape.n), clip[] = {0, norm / 2, norm * 2};
+    StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[(ones + 2 * twos) % 3],
+                       3,         42,        (real)0.95};
+    return hyper;
+}
+
+static inline OptimizerState update_state(const Problem *p) {
+    const int v = p->variant;
+    const DType moments = v & MOMENTS_8BIT ? DT_U8 : v & MOMENTS_BF16 ? DT_BF16 : DT_REAL;
+    OptimizerState state = {x_of(p, "params"),
+                            v & WITH_MASTER ? real_of(p, "master") : NULL,
+                            v & WITH_REMAINDER ? (int16_t *)data_of(p, "remainder", DT_I16) : NULL,
+                            data_of(p, "m", moments),
+                            data_of(p, "v", moments),
+                            moments,
+                            v & MOMENTS_8BIT ? (float *)data_of(p, "m_scales", DT_F32) : NULL,
+                            v & MOMENTS_8BIT ? (float *)data_of(p, "v_scales", DT_F32) : NULL};
+    return state;
+}
+
+// Calls any operation. OPS names the arguments of each; here every name has its value.
+static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
+#define X(name) name = x_of(p, #name)
+#define R(name) name = real_of(p, #name)
+#define G(name) name = gradient_of(p, #name)
+    floatX *X(out), *X(in), *X(wte), *X(wpe), *X(weight), *X(bias), *X(residual), *X(pre), *X(qkv), *X(keys),
+        *X(values);
+    floatX *X(logits), *X(dout), *X(dinp), *X(dqkv), *X(gelu_pre), *X(update), *X(a), *X(b);
+    real *R(mean), *R(rstd), *R(lse), *R(statistics), *R(losses), *R(total), *R(sum), *R(norm_squared);
+    Gradient G(dweight), G(dbias), G(dgelu_bias), G(dwte), G(dwpe), G(grads), G(x);
+#undef X
+#undef R
+#undef G
+    const int *tokens = int_of(p, "tokens"), *targets = int_of(p, "targets");
+    const OptimizerState of_update = update_state(p), *state = &of_update;
+    const StepHyper numbers = update_numbers(p), *hyper = &numbers;
+    const UpdateRange *ranges = (const UpdateRange *)data_of(p, "ranges", DT_U8), *range = ranges;
+    UpdateRange updated[NUM_RANGES];
+    const OpShape *s = &p->shape;
+    const int B = s->B, T = s->T, maxT = s->maxT, C = s->C, NH = s->NH, HS = s->HS, OC = s->OC, V = s->V, Vp = s->Vp;
+    const int rows = s->Vp, Vl = s->Vp, ranks = s->ranks, m = s->C, pos = 0, num_ranges = NUM_RANGES, v = p->variant;
+    const real dloss = v & WITHOUT_GRADIENT ? 0 : CASE_DLOSS, scale = (real)0.37;
+    const GradMode mode = v & ADDED ? GRAD_ADD : GRAD_SET;
+    const OpId id = p->op->id;
+    int N = B * T, first = part_first_id(s);
+    size_t n = s->n ? s->n : s->NH ? (size_t)T : shape_elements(s);
+    if (id == OP_position_embedding_forward || id == OP_position_embedding_backward) {
+        first = (int)part_first_row(s);
+        N = (int)part_rows(s);
     }
-#define X(name) x_of(p, #name)
-#define R(name) real_of(p, #name)
-#define IDS(name) int_of(p, #name)
-#define G(name) gradient_of(p, #name)
-
-static inline void set_nothing(Problem *p) { (void)p; }
-
-// variants of a backward: GRAD_SET, GRAD_ADD, and the same two with gradients in bf16
-enum { GRADIENT_BF16 = 2, GRADIENT_BF16_ADD, GRADIENT_VARIANTS };
-
-static inline void set_gradients(Problem *p) {
-    p->mode = p->variant % 2 ? GRAD_ADD : GRAD_SET;
-    p->gradients = p->variant < GRADIENT_BF16 ? DT_REAL : DT_BF16;
+    if (id == OP_adamw_update) { n = adamw_ranges(updated, s->n); }
+    if (v & WITHOUT_BIAS) { bias = NULL; }
+    if (v & WITHOUT_RESIDUAL) { residual = NULL; }
+    if (v & WITHOUT_DINP) { dinp = NULL; }
+    if (v & WITHOUT_DWEIGHT) { dweight = no_gradient; }
+    if (v & WITHOUT_DBIAS) { dbias = no_gradient; }
+    if (v & WITHOUT_GELU) { gelu_pre = NULL, dgelu_bias = no_gradient; }
+    if (v & OVER_IN) { out = dinp = in; }
+    if (v & OVER_RESIDUAL) { out = residual; }
+#define CALL(op, parameters, arguments, ...)                                                                           \
+    case OP_##op: ops->op arguments; break;
+    switch (id) { OPS(CALL) }
+#undef CALL
 }
 
-// of a backward that always adds
-static inline void set_sums(Problem *p) {
-    p->mode = GRAD_ADD;
-    p->gradients = p->variant ? DT_BF16 : DT_REAL;
-}
-
-enum { CLASSIFIER_GRADIENT, CLASSIFIER_LOSS, CLASSIFIER_VARIANTS };
-
-static inline void set_dloss(Problem *p) { p->scale = p->variant == CLASSIFIER_GRADIENT ? (real)0.25 : 0; }
-static inline void set_scale(Problem *p) { p->scale = (real)0.37; }
-
-enum { MATMUL_WITH_BIAS = 1, MATMUL_WITH_RESIDUAL = 2, MATMUL_WITH_BOTH = 3, MATMUL_FORWARD_VARIANTS };
-
-// variants, a sum of bits: no bias; out is in, or out is residual, instead of a separate array
-enum { RESIDUAL_WITHOUT_BIAS = 1, RESIDUAL_OVER_IN = 2, RESIDUAL_OVER_RESIDUAL = 4, RESIDUAL_VARIANTS = 6 };
-
-// the array that the variant writes
-static inline const char *residual_output(const Problem *p) {
-    return p->variant & RESIDUAL_OVER_IN ? "in" : p->variant & RESIDUAL_OVER_RESIDUAL ? "residual" : "out";
-}
-
-CALL(embedding_forward, set_nothing, X(out), IDS(tokens), X(wte), X(wpe), s->B, s->T, s->C)
-CALL(token_embedding_forward, set_nothing, X(out), IDS(tokens), X(wte), part_first_id(s), s->Vp, N, s->C)
-CALL(position_embedding_forward, set_nothing, X(x), X(wpe), (int)part_first_row(s), (int)part_rows(s), s->T, s->C)
-CALL(layernorm_forward, set_nothing, X(out), R(mean), R(rstd), X(in), X(weight), X(bias), N, s->C)
-CALL(layernorm_from_statistics, set_nothing, X(out), X(in), R(mean), R(rstd), X(weight), X(bias), N, s->C)
-CALL(matmul_forward, set_nothing, X(out), X(in), X(weight), (p->variant & MATMUL_WITH_BIAS) ? X(bias) : NULL,
-     (p->variant & MATMUL_WITH_RESIDUAL) ? X(residual) : NULL, N, s->C, s->OC)
-CALL(matmul_gelu_forward, set_nothing, X(out), X(pre), X(in), X(weight), X(bias), N, s->C, s->OC)
-CALL(residual_forward, set_nothing, x_of(p, residual_output(p)), X(in),
-     (p->variant & RESIDUAL_WITHOUT_BIAS) ? NULL : X(bias), X(residual), N, s->C)
-CALL(gelu_forward, set_nothing, X(out), X(in), shape_elements(s))
-CALL(attention_forward, set_nothing, X(out), R(lse), X(qkv), s->B, s->T, s->NH, s->HS)
-CALL(classifier, set_dloss, R(losses), X(logits), IDS(targets), p->scale, N, s->V, s->Vp)
-CALL(classifier_statistics, set_nothing, R(statistics), X(logits), IDS(targets), part_first_id(s), N, s->V, s->Vp)
-CALL(classifier_from_statistics, set_dloss, R(losses), X(logits), R(statistics), IDS(targets), p->scale, s->ranks,
-     part_first_id(s), N, s->V, s->Vp)
-CALL(loss_sum, set_scale, R(total), R(losses), p->scale, N)
-CALL(layernorm_backward, set_gradients, X(dinp), G(dweight), G(dbias), X(dout), X(in), X(weight), R(mean), R(rstd),
-     p->mode, N, s->C)
-CALL(attention_backward, set_nothing, X(dqkv), X(dout), X(qkv), X(out), R(lse), s->B, s->T, s->NH, s->HS)
-CALL(embedding_backward, set_gradients, G(dwte), G(dwpe), X(dout), IDS(tokens), p->mode, s->B, s->T, s->maxT, s->C)
-CALL(token_embedding_backward, set_sums, G(dwte), X(dout), IDS(tokens), part_first_id(s), s->Vp, N, s->C)
-CALL(position_embedding_backward, set_gradients, G(dwpe), X(dout), p->mode, (int)part_first_row(s), (int)part_rows(s),
-     s->T, s->maxT, s->C)
-CALL(gradient_accumulate, set_gradients, R(sum), G(x), p->mode, s->n)
-CALL(global_norm_squared, set_gradients, R(out), G(x), p->mode, s->n)
-
-// One sequence. Variants: all positions in one call, one a call, three a call. Each call reads the cache.
+// One sequence, a number of positions a call. Each call reads the cache.
 static inline void run_attention_decode(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    size_t C = p->describing ? 0 : (size_t)s->NH * s->HS;
-    int chunk = p->variant == 0 ? s->T : p->variant == 1 ? 1 : 3;
-    for (int pos = 0; pos < s->T; pos += chunk) {
+    const size_t C = p->describing ? 0 : (size_t)s->NH * s->HS;
+    const int chunk = p->variant;
+    if (chunk == 0) { call_operation(p, ops, ex); }
+    for (int pos = 0; chunk > 0 && pos < s->T; pos += chunk) {
         int n = s->T - pos < chunk ? s->T - pos : chunk;
-        ops->attention_decode(X(out) + pos * C, X(keys), X(values), X(qkv) + 3 * pos * C, pos, n, s->NH, s->HS, ex);
+        ops->attention_decode(x_of(p, "out") + pos * C, x_of(p, "keys"), x_of(p, "values"),
+                              x_of(p, "qkv") + 3 * pos * C, pos, n, s->NH, s->HS, ex);
     }
 }
 
-// Variants of matmul_backward, as bits: the arrays that are not NULL, with dgelu_bias where gelu_pre is; += instead of
-// =; dinp is in; gradients are bf16.
-enum {
-    WITH_DINP = 1,
-    WITH_DWEIGHT = 2,
-    WITH_DBIAS = 4,
-    WITH_ALL = 7,
-    WITH_GELU = 8,
-    WITH_ADD = 16,
-    WITH_IN_PLACE = 32,
-    WITH_BF16 = 64
-};
-#define MATMUL_BACKWARD(V)                                                                                             \
-    V(MATMUL_SET, WITH_ALL)                                                                                            \
-    V(MATMUL_ADD, WITH_ALL | WITH_ADD)                                                                                 \
-    V(MATMUL_GELU, WITH_ALL | WITH_GELU)                                                                               \
-    V(MATMUL_GELU_ADD, WITH_ALL | WITH_GELU | WITH_ADD)                                                                \
-    V(MATMUL_DINP, WITH_DINP)                                                                                          \
-    V(MATMUL_DWEIGHT, WITH_DWEIGHT)                                                                                    \
-    V(MATMUL_DBIAS, WITH_DBIAS | WITH_ADD)                                                                             \
-    V(MATMUL_IN_PLACE, WITH_ALL | WITH_GELU | WITH_IN_PLACE)                                                           \
-    V(MATMUL_BF16, WITH_ALL | WITH_BF16)                                                                               \
-    V(MATMUL_BF16_ADD, WITH_ALL | WITH_GELU | WITH_ADD | WITH_IN_PLACE | WITH_BF16)                                    \
-    V(MATMUL_BF16_GELU, WITH_ALL | WITH_GELU | WITH_BF16)                                                              \
-    V(MATMUL_BF16_DBIAS, WITH_DBIAS | WITH_ADD | WITH_BF16)
-#define VARIANT_NAME(name, bits) name,
-#define VARIANT_BITS(name, bits) bits,
-enum { MATMUL_BACKWARD(VARIANT_NAME) MATMUL_BACKWARD_VARIANTS };
-static const int matmul_backward_variants[] = {MATMUL_BACKWARD(VARIANT_BITS)};
-
-static inline void run_matmul_backward(Problem *p, const Ops *ops, Exec *ex) {
-    const OpShape *s = &p->shape;
-    int with = matmul_backward_variants[p->variant];
-    p->mode = with & WITH_ADD ? GRAD_ADD : GRAD_SET;
-    p->gradients = with & WITH_BF16 ? DT_BF16 : DT_REAL;
-    floatX *dinp = !(with & WITH_DINP) ? NULL : with & WITH_IN_PLACE ? X(in) : X(dinp);
-    ops->matmul_backward(dinp, with & WITH_DWEIGHT ? G(dweight) : no_gradient,
-                         with & WITH_DBIAS ? G(dbias) : no_gradient, with & WITH_GELU ? G(dgelu_bias) : no_gradient,
-                         X(dout), X(in), X(weight), with & WITH_GELU ? X(gelu_pre) : NULL, p->mode, (int)shape_rows(s),
-                         s->C, s->OC, ex);
-}
+// ---- values that are not normal
 
 // mean and rstd are the forward's
 static inline void fill_statistics(Problem *p) {
     const OpShape *s = &p->shape;
-    floatX *out = (floatX *)xmalloc(shape_elements(s) * sizeof *out), *weight = X(weight);
+    floatX *out = (floatX *)xmalloc(shape_elements(s) * sizeof *out), *weight = x_of(p, "weight");
     // weight and bias do not matter
-    cpu_layernorm_forward(out, R(mean), R(rstd), X(in), weight, weight, (int)shape_rows(s), s->C, NULL);
+    cpu_layernorm_forward(out, real_of(p, "mean"), real_of(p, "rstd"), x_of(p, "in"), weight, weight,
+                          (int)shape_rows(s), s->C, NULL);
     free(out);
 }
 
 // out and lse are the forward's
-static inline void fill_softmax(Problem *p) { run_attention_forward(p, &cpu_ops, NULL); }
+static inline void fill_softmax(Problem *p) {
+    const OpShape *s = &p->shape;
+    cpu_attention_forward(x_of(p, "out"), real_of(p, "lse"), x_of(p, "qkv"), s->B, s->T, s->NH, s->HS, NULL);
+}
 
 // Every fifth row has no target. Columns that are padding, of the rank if it has a slice, would spoil any sum.
 static inline void fill_padding(Problem *p) {
     const Array *logits = find_array(p, "logits");
     for (size_t n = 0; n < shape_rows(&p->shape); n++) {
-        if (n % 5 == 4) { IDS(targets)[n] = -1; }
+        if (n % 5 == 4) { int_of(p, "targets")[n] = -1; }
         for (int v = part_ids(&p->shape); v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
     }
 }
@@ -430,55 +434,20 @@ static inline void fill_padding(Problem *p) {
 static inline void fill_rank_statistics(Problem *p) {
     const OpShape *s = &p->shape;
     size_t N = shape_rows(s);
-    real *statistics = R(statistics);
+    real *statistics = real_of(p, "statistics");
     fill_padding(p);
     for (int r = 0; r < s->ranks; r++) {
         int first = r * s->Vp, columns = classifier_columns(first, s->V, s->Vp);
         for (size_t n = 0; n < N; n++) {
             real *of_row = statistics + 3 * ((size_t)r * N + n), below = (real)fabs((double)of_row[2]);
-            int target = IDS(targets)[n] - first;
+            int target = int_of(p, "targets")[n] - first;
             of_row[0] = columns ? 9 + of_row[0] : CLASSIFIER_LEAST;
             of_row[1] = columns ? 1 + (real)0.01 * (real)columns : 0;
             of_row[2] = target >= 0 && target < columns ? of_row[0] - below : 0;
         }
     }
-    cpu_classifier_statistics(statistics + 3 * (size_t)s->rank * N, X(logits), IDS(targets), part_first_id(s), (int)N,
-                              s->V, s->Vp, NULL);
-}
-
-// adamw_update's variants: params alone, with a master, or with a remainder; moments real, bf16 or 8-bit codes;
-// gradients real or bf16
-enum { ADAMW_ALONE, ADAMW_MASTER, ADAMW_SPLIT };
-enum { ADAMW_REAL, ADAMW_BF16, ADAMW_BYTES };
-enum { ADAMW_KINDS = 3, ADAMW_VARIANTS = 18 };
-#define ADAMW_VARIANT(weights, moments, grads) ((int)(weights) + 3 * (int)(moments) + 9 * (int)(grads))
-
-static inline int adamw_weights(int variant) { return variant % ADAMW_KINDS; }
-static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % ADAMW_KINDS; }
-static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
-
-// A tensor, a slice of another, and a whole one again, after a gap of elements that must not change. The last two end
-// inside a block of moments. Returns the number of elements.
-static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
-    const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
-    const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
-    const size_t begin[NUM_RANGES] = {0, first, third}, count[NUM_RANGES] = {first, n / 4, n - third};
-    const int tensor[NUM_RANGES] = {0, 7, 2};
-    const size_t of_tensor[NUM_RANGES] = {0, 5 * MOMENT_BLOCK, 0};
-    memset(ranges, 0, NUM_RANGES * sizeof *ranges);  // padding bytes are compared too
-    for (int i = 0; i < NUM_RANGES; i++) {
-        ranges[i].offset = begin[i];
-        ranges[i].count = count[i];
-        ranges[i].tensor_offset = of_tensor[i];
-        ranges[i].decay = i != 1;
-        ranges[i].tensor = tensor[i];
-    }
-    if (n < 1 << 20) {  // a benchmark's tensors are whole
-        ranges[1].view_offset = 5;
-        ranges[1].view_cols = 13;
-        ranges[1].view_stride = 40;
-    }
-    return count[0] + count[1] + count[2];
+    cpu_classifier_statistics(statistics + 3 * (size_t)s->rank * N, x_of(p, "logits"), int_of(p, "targets"),
+                              part_first_id(s), (int)N, s->V, s->Vp, NULL);
 }
 
 // any code may occur; these scales keep the moments as small as those of the other types
@@ -509,87 +478,8 @@ static inline void fill_update(Problem *p) {
     adamw_ranges((UpdateRange *)find_array(p, "ranges")->data, p->shape.n);
 }
 
-// Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
-// and an epsilon of sqrt(v)'s order make each term of the update visible.
-static inline StepHyper update_numbers(const Problem *p, int variant) {
-    real norm = (real)sqrt((double)p->shape.n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
-    int which_clip = (adamw_weights(variant) + adamw_moments(variant) + adamw_grads(variant)) % ADAMW_KINDS;
-    StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42, (real)0.95};
-    return hyper;
-}
-
-static inline void describe_ranges(Problem *p) {
-    Array ranges = {"ranges", DT_U8, INPUT, NUM_RANGES * sizeof(UpdateRange), 1, 0, false, NULL, NULL};
-    p->array[p->num_arrays++] = ranges;
-}
-
-// The call counts the elements of the ranges. The arrays also have those of the gap, which keep their values.
-static inline void describe_adamw_arrays(Problem *p) {
-    for (int i = 0; i < p->num_arrays; i++) {
-        Array *a = &p->array[i];
-        if (strstr(a->name, "_scales")) {
-            a->n = moment_blocks(p->shape.n);
-        } else if (strcmp(a->name, "norm_squared") != 0) {
-            a->n = p->shape.n;
-        }
-        if (a->role == OUTPUT) { a->role = INOUT; }
-    }
-    describe_ranges(p);
-}
-
-// the optimizer's state for a variant of adamw_update, and the problem's other arguments
-static inline OptimizerState set_update(Problem *p, int variant) {
-    static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
-    int weights = adamw_weights(variant), moments = adamw_moments(variant);
-    OptimizerState state;
-    memset(&state, 0, sizeof state);
-    state.params = x_of(p, "params");
-    if (weights == ADAMW_MASTER) { state.master = real_of(p, "master"); }
-    if (weights == ADAMW_SPLIT) { state.remainder = (int16_t *)data_of(p, "remainder", DT_I16); }
-    state.moments = types[moments];
-    state.m = data_of(p, "m", state.moments);
-    state.v = data_of(p, "v", state.moments);
-    if (moments == ADAMW_BYTES) {
-        state.m_scales = (float *)data_of(p, "m_scales", DT_F32);
-        state.v_scales = (float *)data_of(p, "v_scales", DT_F32);
-    }
-    p->gradients = types[adamw_grads(variant)];
-    p->hyper = update_numbers(p, variant);
-    return state;
-}
-
-static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
-    UpdateRange ranges[NUM_RANGES];
-    OptimizerState state = set_update(p, p->variant);
-    ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
-                      (const UpdateRange *)data_of(p, "ranges", DT_U8), NUM_RANGES, adamw_ranges(ranges, p->shape.n),
-                      &p->hyper, ex);
-    if (p->describing) { describe_adamw_arrays(p); }
-}
-
-// variants of muon_momentum: types of moments and gradients; of muon_weights: params alone, with a master, or with a
-// remainder
-enum { MUON_MOMENTUM_VARIANTS = ADAMW_VARIANTS / ADAMW_KINDS, MUON_WEIGHTS_VARIANTS = ADAMW_KINDS };
-
-static inline void run_muon_momentum(Problem *p, const Ops *ops, Exec *ex) {
-    OptimizerState state = set_update(p, p->variant * ADAMW_KINDS);
-    ops->muon_momentum(x_of(p, "update"), &state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
-                       (const UpdateRange *)data_of(p, "ranges", DT_U8), p->shape.n, &p->hyper, ex);
-    if (p->describing) { describe_ranges(p); }
-}
-
-static inline void run_muon_weights(Problem *p, const Ops *ops, Exec *ex) {
-    OptimizerState state = set_update(p, p->variant);
-    ops->muon_weights(&state, x_of(p, "update"), real_of(p, "norm_squared"),
-                      (const UpdateRange *)data_of(p, "ranges", DT_U8), p->shape.n, muon_scale(4, 9), &p->hyper, ex);
-    if (p->describing) { describe_ranges(p); }
-}
-
-CALL(muon_normalise, set_nothing, X(out), X(in), R(norm_squared), s->n)
-CALL(muon_polynomial, set_nothing, X(b), X(a), s->C)
-
 // a norm is not negative
-static inline void fill_norm(Problem *p) { *R(norm_squared) = 4; }
+static inline void fill_norm(Problem *p) { *real_of(p, "norm_squared") = 4; }
 
 // one range of all elements, which are a slice
 static inline void fill_muon(Problem *p) {
@@ -601,54 +491,61 @@ static inline void fill_muon(Problem *p) {
 }
 
 // ---- the table
-// A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 fills and builds for
-// AVX-512, for SSE2 and without vectors. A build without vectors has the longest sums: with some fills its classifier
-// exceeds the tolerance. Comments say where the error is largest.
+// A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 random fills on
+// AVX-512, SSE2 and scalar builds (scalar sums are longest; its classifier can exceed this). Comments say where the error
+// is largest.
 // Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
 // probabilities and their gradient before the next product; and the result.
 
 // clang-format off
-#define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
-    {#name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, variants, kernel_roundings,          \
-     tolerance, fill, run_##name}
+#define GRADIENTS 0, ADDED, GRADIENT_BF16, GRADIENT_BF16 | ADDED
+#define MOMENTS(v) (v), (v) | MOMENTS_BF16, (v) | MOMENTS_8BIT
+#define STATES(v) MOMENTS(v), MOMENTS((v) | WITH_MASTER), MOMENTS((v) | WITH_REMAINDER)
+#define RUN_ROW(run, tolerance, kernel_roundings, shapes, name, fill, ...)                                             \
+    {#name, OP_##name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, kernel_roundings,         \
+     tolerance, fill, run, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)), {__VA_ARGS__}}
+#define ROW(...) RUN_ROW(call_operation, __VA_ARGS__)
 static const OpCase op_cases[] = {
-    //  fp32  bf16 shapes         operation                    variants, fill
-    ROW(1e-7, 1, embedding,       embedding_forward,           1, NULL),  // one rounding
-    ROW(0,    1, part,            token_embedding_forward,     1, NULL),  // a copy
-    ROW(1e-7, 1, part,            position_embedding_forward,  1, NULL),  // one rounding
-    ROW(5e-6, 1, layernorm,       layernorm_forward,           1, NULL),  // a mean near 0
-    ROW(4e-7, 1, layernorm,       layernorm_from_statistics,   1, fill_statistics),  // three roundings
-    ROW(6e-7, 2, matmul,          matmul_forward,              MATMUL_FORWARD_VARIANTS, NULL),  // sums of 259
-    ROW(5e-7, 3, matmul,          matmul_gelu_forward,         1, NULL),  // sums of 259
-    ROW(2e-7, 1, layernorm,       residual_forward,            RESIDUAL_VARIANTS, NULL),  // two roundings
-    ROW(7e-7, 1, gelu,            gelu_forward,                1, NULL),  // 1 + tanh(x) near 0
-    ROW(5e-7, 2, attention,       attention_forward,           1, NULL),  // exp of sums of 80
-    ROW(5e-7, 1, attention,       attention_decode,            3, NULL),  // exp of sums of 80
-    ROW(1e-5, 1, classifier,      classifier,                  CLASSIFIER_VARIANTS, fill_padding),  // sums of 50257
-    ROW(3e-5, 1, part_classifier, classifier_statistics,       1, fill_padding),  // sums of 25041
-    ROW(1e-5, 1, part_classifier, classifier_from_statistics,  CLASSIFIER_VARIANTS, fill_rank_statistics),  // the same
-    ROW(3e-6, 1, loss,            loss_sum,                    1, NULL),  // a total near 0
-    ROW(5e-6, 2, matmul,          matmul_backward,             MATMUL_BACKWARD_VARIANTS, NULL),  // a GELU slope near 0
-    ROW(4e-6, 1, layernorm,       layernorm_backward,          GRADIENT_VARIANTS, fill_statistics),  // one channel
-    ROW(7e-7, 3, attention,       attention_backward,          1, fill_softmax),  // exp of sums of 80
-    ROW(3e-7, 1, embedding,       embedding_backward,          GRADIENT_VARIANTS, NULL),  // sums of rows
-    ROW(3e-7, 1, part,            token_embedding_backward,    2, NULL),  // sums of rows
-    ROW(3e-7, 1, part,            position_embedding_backward, GRADIENT_VARIANTS, NULL),  // sums of rows
-    ROW(1e-7, 1, norm,            gradient_accumulate,         GRADIENT_VARIANTS, NULL),  // one rounding
-    ROW(4e-6, 1, norm,            global_norm_squared,         GRADIENT_VARIANTS, NULL),  // sums of blocks
-    ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
-    ROW(1e-6, 1, update,          muon_momentum,               MUON_MOMENTUM_VARIANTS, fill_muon),  // one rounding
-    ROW(2e-7, 1, update,          muon_normalise,              1, fill_norm),  // two roundings
-    ROW(3e-7, 1, matmul,          muon_polynomial,             1, NULL),  // a result near 0
-    ROW(1e-6, 1, update,          muon_weights,                MUON_WEIGHTS_VARIANTS, fill_muon),  // a weight near 0
+    //  fp32  bf16 shapes         operation                    fill, variants
+    ROW(1e-7, 1, embedding,       embedding_forward,           NULL, 0),  // one rounding
+    ROW(0,    1, part,            token_embedding_forward,     NULL, 0),  // a copy
+    ROW(1e-7, 1, part,            position_embedding_forward,  NULL, 0),  // one rounding
+    ROW(5e-6, 1, layernorm,       layernorm_forward,           NULL, 0),  // a mean near 0
+    ROW(4e-7, 1, layernorm,       layernorm_from_statistics,   fill_statistics, 0),  // three roundings
+    ROW(6e-7, 2, matmul,          matmul_forward,              NULL, PRODUCT_ALONE, WITHOUT_RESIDUAL, WITHOUT_BIAS, 0),  // sums of 259
+    ROW(5e-7, 3, matmul,          matmul_gelu_forward,         NULL, 0),  // sums of 259
+    ROW(2e-7, 1, layernorm,       residual_forward,            NULL, 0, WITHOUT_BIAS, OVER_IN, OVER_IN | WITHOUT_BIAS,
+        OVER_RESIDUAL, OVER_RESIDUAL | WITHOUT_BIAS),  // two roundings
+    ROW(7e-7, 1, gelu,            gelu_forward,                NULL, 0),  // 1 + tanh(x) near 0
+    ROW(5e-7, 2, attention,       attention_forward,           NULL, 0),  // exp of sums of 80
+    RUN_ROW(run_attention_decode,
+        5e-7, 1, attention,       attention_decode,            NULL, 0, 1, 3),  // exp of sums of 80
+    ROW(1e-5, 1, classifier,      classifier,                  fill_padding, 0, WITHOUT_GRADIENT),  // sums of 50257
+    ROW(3e-5, 1, part_classifier, classifier_statistics,       fill_padding, 0),  // sums of 25041
+    ROW(1e-5, 1, part_classifier, classifier_from_statistics,  fill_rank_statistics, 0, WITHOUT_GRADIENT),  // the same
+    ROW(3e-6, 1, loss,            loss_sum,                    NULL, 0),  // a total near 0
+    ROW(5e-6, 2, matmul,          matmul_backward,             NULL, WITHOUT_GELU, WITHOUT_GELU | ADDED, 0, ADDED,
+        DINP_ALONE, DWEIGHT_ALONE, DBIAS_ALONE | ADDED, OVER_IN, GRADIENT_BF16 | WITHOUT_GELU,
+        GRADIENT_BF16 | ADDED | OVER_IN, GRADIENT_BF16, GRADIENT_BF16 | DBIAS_ALONE | ADDED),  // a GELU slope near 0
+    ROW(4e-6, 1, layernorm,       layernorm_backward,          fill_statistics, GRADIENTS),  // one channel
+    ROW(7e-7, 3, attention,       attention_backward,          fill_softmax, 0),  // exp of sums of 80
+    ROW(3e-7, 1, embedding,       embedding_backward,          NULL, GRADIENTS),  // sums of rows
+    ROW(3e-7, 1, part,            token_embedding_backward,    NULL, 0, GRADIENT_BF16),  // sums of rows
+    ROW(3e-7, 1, part,            position_embedding_backward, NULL, GRADIENTS),  // sums of rows
+    ROW(1e-7, 1, norm,            gradient_accumulate,         NULL, GRADIENTS),  // one rounding
+    ROW(4e-6, 1, norm,            global_norm_squared,         NULL, GRADIENTS),  // sums of blocks
+    ROW(1e-6, 1, update,          adamw_update,                fill_update, STATES(0), STATES(GRADIENT_BF16)),  // a weight near 0
+    ROW(1e-6, 1, update,          muon_momentum,               fill_muon, MOMENTS(0), MOMENTS(GRADIENT_BF16)),  // one rounding
+    ROW(2e-7, 1, update,          muon_normalise,              fill_norm, 0),  // two roundings
+    ROW(3e-7, 1, matmul,          muon_polynomial,             NULL, 0),  // a result near 0
+    ROW(1e-6, 1, update,          muon_weights,                fill_muon, 0, WITH_MASTER, WITH_REMAINDER),  // a weight near 0
 };
 // clang-format on
+#undef GRADIENTS
+#undef MOMENTS
+#undef STATES
+#undef RUN_ROW
 #undef ROW
-#undef CALL
-#undef X
-#undef R
-#undef IDS
-#undef G
 enum { NUM_OP_CASES = sizeof op_cases / sizeof op_cases[0] };
 
 static inline const OpCase *op_case(const char *name) {
@@ -667,11 +564,9 @@ static inline const OpShape *op_shape(const OpCase *op, int i) { return i < op->
 static inline void describe_array(Problem *p, const Operand *o) {
     const OpShape *s = &p->shape;
     const char *name = (const char *)o->at;
-    int i = 0;
-    while (i < p->num_arrays && strcmp(p->array[i].name, name) != 0) { i++; }
-    if (i == MAX_ARRAYS) { run_error("%s has more than %d arrays", p->op->name, MAX_ARRAYS); }
-    Array *a = &p->array[i];
-    if (i == p->num_arrays) { p->num_arrays++; }
+    Array *a = (Array *)find_array(p, name);
+    if (!a && p->num_arrays == MAX_ARRAYS) { run_error("%s has more than %d arrays", p->op->name, MAX_ARRAYS); }
+    if (!a) { a = &p->array[p->num_arrays++]; }
     a->name = name;
     a->dtype = o->dtype;
     a->role |= o->use & INOUT;
@@ -681,6 +576,21 @@ static inline void describe_array(Problem *p, const Operand *o) {
     a->scale = strcmp(name, "logits") == 0 ? 3 : of_gelu ? 2 : of_matmul ? 1 / sqrt((double)s->C) : 1;  // outputs of 1
     a->end = s->V;
     a->sums_stored = strcmp(name, "dgelu_bias") == 0;
+}
+
+// The ranges of an update are no operand. AdamW's call counts the elements of the ranges; the arrays also have those of
+// the gap, which keep their values.
+static inline void describe_ranges(Problem *p) {
+    const OpId id = p->op->id;
+    if (id != OP_adamw_update && id != OP_muon_momentum && id != OP_muon_weights) { return; }
+    for (int i = 0; id == OP_adamw_update && i < p->num_arrays; i++) {
+        Array *a = &p->array[i];
+        if (strcmp(a->name, "norm_squared") == 0) { continue; }
+        a->n = strstr(a->name, "_scales") ? moment_blocks(p->shape.n) : p->shape.n;
+        if (a->role == OUTPUT) { a->role = INOUT; }
+    }
+    Array ranges = {"ranges", DT_U8, INPUT, NUM_RANGES * sizeof(UpdateRange), 1, 0, false, NULL, NULL};
+    p->array[p->num_arrays++] = ranges;
 }
 
 static inline void describe_call(const OpCall *call, Exec *ex) {
@@ -698,6 +608,8 @@ static inline void describe_call(const OpCall *call, Exec *ex) {
     }
 }
 
+static inline void problem_run(Problem *p, const Ops *ops, Exec *ex) { p->op->run(p, ops, ex); }
+
 // the problem without memory: bytes moved, FLOPs, and sizes of the arrays
 static inline Problem problem_describe(const OpCase *op, const OpShape *shape, int variant) {
     Problem p;
@@ -712,6 +624,7 @@ static inline Problem problem_describe(const OpCase *op, const OpShape *shape, i
     ex.hooks = &hooks;
     op->run(&p, &hooked_ops, &ex);
     p.describing = false;
+    describe_ranges(&p);
     return p;
 }
 
@@ -737,8 +650,6 @@ static inline Problem problem_make(const OpCase *op, const OpShape *shape, int v
     for (int i = 0; i < p.num_arrays; i++) { memcpy(p.array[i].start, p.array[i].data, array_bytes(&p.array[i])); }
     return p;
 }
-
-static inline void problem_run(Problem *p, const Ops *ops, Exec *ex) { p->op->run(p, ops, ex); }
 
 static inline void problem_free(Problem *p) {
     for (int i = 0; i < p->num_arrays; i++) {

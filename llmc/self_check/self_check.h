@@ -136,9 +136,9 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
 static inline double check_operation(const OpCase *op, const Backend *backend, Exec *ex) {
     double largest = 0;
     for (int i = 0; op_shape(op, i); i++) {
-        for (int variant = 0; variant < op->variants && largest <= 1; variant++) {
-            if (problem_memory(op, op_shape(op, i), variant) > SELF_CHECK_LARGEST) { continue; }
-            Problem p = problem_make(op, op_shape(op, i), variant);
+        for (int v = 0; v < op->num_variants && largest <= 1; v++) {
+            if (problem_memory(op, op_shape(op, i), op->variants[v]) > SELF_CHECK_LARGEST) { continue; }
+            Problem p = problem_make(op, op_shape(op, i), op->variants[v]);
             Problem on_device = problem_on_device(&p, backend->device);
             problem_run(&p, &reference_ops, NULL);
             problem_run(&on_device, backend->ops, ex);
