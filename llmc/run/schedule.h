@@ -207,8 +207,8 @@ static inline void evaluations_check_patience(Evaluations *e, int patience) {
              e->lowest, e->lowest_step);
 }
 
-// Records the validation of a step. A loss that is not finite never becomes the lowest. One that only the end of a start
-// made, between two multiples of -v, does not count, so that a run that was stopped ends as an uninterrupted one does.
+// Records the validation of a step. A loss that is not finite never becomes the lowest. A validation between two
+// multiples of -v, which only the end of a start makes, does not count: a resumed run ends as an uninterrupted one.
 static inline void evaluations_add(Evaluations *e, long long step, double loss) {
     e->val = step;
     if (!isfinite(loss) || step % e->every != 0) { return; }
