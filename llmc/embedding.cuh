@@ -78,9 +78,9 @@ static inline void cuda_token_embedding_forward(floatX *out, const int *tokens, 
     embedding_launch_forward<true, false>(out, tokens, wte, first, rows, NULL, 0, N, 1, C, ex);
 }
 
-static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+static inline void cuda_position_embedding_forward(floatX *out, const floatX *wpe, int first, int N, int T, int C,
                                                    Exec *ex) {
-    embedding_launch_forward<false, true>(x, NULL, NULL, 0, 0, wpe, first, N, T, C, ex);
+    embedding_launch_forward<false, true>(out, NULL, NULL, 0, 0, wpe, first, N, T, C, ex);
 }
 
 // ---- backward: dwpe

@@ -6,7 +6,7 @@ Shapes      out, dout (B,T,C), wte (Vp,C), wpe (maxT,C) floatX; tokens (B,T) int
 Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, or less as tokens repeat.
 The same in two steps, for a rank that holds rows [first, first + rows) of wte, or rows [first, first + N) of (B,T):
   token     out[n] = wte[tokens[n] - first], or 0 if another rank holds that row;  backward over this rank's rows of wte
-  position  x[n] += wpe[(first + n) % T];  backward over this rank's rows of (B,T)
+  position  out[n] += wpe[(first + n) % T];  backward over this rank's rows of (B,T)
 For each token, the rows of all ranks but one are 0. The sum over the ranks therefore has no rounding, and both steps
 give the forward's bits.
 The backward adds up a token's rows in order, then adds the sum to the gradient, which is rounded once.
@@ -36,12 +36,12 @@ static inline void reference_token_embedding_forward(floatX *out, const int *tok
     }
 }
 
-static inline void reference_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+static inline void reference_position_embedding_forward(floatX *out, const floatX *wpe, int first, int N, int T, int C,
                                                         Exec *ex) {
     (void)ex;
     for (int n = 0; n < N; n++) {
         const floatX *position = wpe + (size_t)((first + n) % T) * C;
-        floatX *row = x + (size_t)n * C;
+        floatX *row = out + (size_t)n * C;
         for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(row[c]) + to_real(position[c])); }
     }
 }

@@ -36,13 +36,13 @@ static inline void cpu_token_embedding_forward(floatX *out, const int *tokens, c
     }
 }
 
-static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+static inline void cpu_position_embedding_forward(floatX *out, const floatX *wpe, int first, int N, int T, int C,
                                                   Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *position = wpe + (size_t)((first + n) % T) * C;
-        floatX *row = x + (size_t)n * C;
+        floatX *row = out + (size_t)n * C;
 #pragma omp simd
         for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(row[c]) + to_real(position[c])); }
     }

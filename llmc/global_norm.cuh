@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
     if (threadIdx.x == 0) { *out = mode == GRAD_ADD ? sum + *out : sum; }
 }
 
-static inline void cuda_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
+static inline void cuda_global_norm_squared(real *norm_squared, Gradient x, GradMode mode, size_t n, Exec *ex) {
     with_type(x.dtype, x.at, [&]<class T>(const T *from) {
         constexpr int WIDTH = Pack<T>::SIZE;
         constexpr size_t SWEEP = NORM_THREADS * WIDTH;
@@ -62,6 +62,6 @@ static inline void cuda_global_norm_squared(real *out, Gradient x, GradMode mode
         float *partials = partials_of<float>(ex, static_cast<size_t>(blocks), "global_norm_squared");
         auto kernel = aligned_to_pack(from) ? norm_blocks_kernel<WIDTH, T> : norm_blocks_kernel<1, T>;
         LAUNCH(kernel, blocks, NORM_THREADS, 0, stream_of(ex), partials, from, n, range);
-        LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, blocks, mode);
+        LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), norm_squared, partials, blocks, mode);
     });
 }

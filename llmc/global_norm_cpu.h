@@ -28,7 +28,7 @@ static inline double sum_of_squares_bf16(const bf16 *x, size_t n) {
     return (double)sum;
 }
 
-static inline void cpu_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
+static inline void cpu_global_norm_squared(real *norm_squared, Gradient x, GradMode mode, size_t n, Exec *ex) {
     (void)ex;
     double total = 0;
     for (size_t group = 0; group < n; group += (size_t)NORM_BLOCK * NORM_GROUP) {
@@ -44,5 +44,5 @@ static inline void cpu_global_norm_squared(real *out, Gradient x, GradMode mode,
         }
         for (int block = 0; block < blocks; block++) { total += sums[block]; }
     }
-    *out = (real)total + (mode == GRAD_ADD ? *out : 0);
+    *norm_squared = (real)total + (mode == GRAD_ADD ? *norm_squared : 0);
 }

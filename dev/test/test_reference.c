@@ -237,6 +237,19 @@ TEST(test_every_row_has_outputs) {
     }
 }
 
+// A row of OPS that has its arguments in another order than its parameters passes arrays under other names.
+TEST(test_every_array_has_its_parameters_name) {
+    for (int c = 0; c < NUM_OP_CASES; c++) {
+        for (int v = 0; v < op_cases[c].num_variants; v++) {
+            Problem p = problem_describe(&op_cases[c], op_shape(&op_cases[c], 0), op_cases[c].variants[v]);
+            bool in_place = p.variant & (OVER_IN | OVER_RESIDUAL);
+            for (const Operand *o = p.call.operand; o->name; o++) {
+                if (o->at && !in_place) { assert_string_equal((const char *)o->at, o->name); }
+            }
+        }
+    }
+}
+
 // An arithmetic mistake of a kernel shows as one wrong number, an unwritten number, or a NaN.
 TEST(test_a_difference_is_noticed) {
     Problem p = problem_make(op_case("gelu_forward"), op_shape(op_case("gelu_forward"), 1), 0);

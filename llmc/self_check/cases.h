@@ -244,9 +244,9 @@ static inline real *real_of(const Problem *p, const char *name) { return (real *
 static inline int *int_of(const Problem *p, const char *name) { return (int *)data_of(p, name, DT_I32); }
 static inline Gradient gradient_of(const Problem *p, const char *name) {
     const Array *a = find_array(p, name);
-    Gradient g = {a ? a->data : NULL, a ? a->dtype : DT_REAL};
-    const Gradient named = {(void *)name, p->variant & GRADIENT_BF16 ? DT_BF16 : DT_REAL};
-    return p->describing ? named : g;
+    void *data = p->describing ? (void *)name : a ? a->data : NULL;
+    Gradient g = {data, p->variant & GRADIENT_BF16 ? DT_BF16 : DT_REAL};
+    return g;
 }
 
 // ---- values of arrays of any type
@@ -320,14 +320,12 @@ static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
     return ranges[0].count + ranges[1].count + ranges[2].count;
 }
 
-// Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm. A large learning rate
-// and an epsilon of sqrt(v)'s order make each term of the update visible.
+// Each kind of weights, moments and gradients occurs without clipping, clipped to half the norm, and with a clip above
+// the norm: a bit is 1 or 2 modulo 3. A large learning rate and an epsilon of sqrt(v)'s order make each term of the
+// update visible.
 static inline StepHyper update_numbers(const Problem *p) {
-    const int v = p->variant, twos = (v & WITH_REMAINDER ? 1 : 0) + (v & MOMENTS_8BIT ? 1 : 0);
-    const int ones = (v & WITH_MASTER ? 1 : 0) + (v & MOMENTS_BF16 ? 1 : 0) + (v & GRADIENT_BF16 ? 1 : 0);
-    real norm = (real)sqrt((double)p->shape.n), clip[] = {0, norm / 2, norm * 2};
-    StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[(ones + 2 * twos) % 3],
-                       3,         42,        (real)0.95};
+    real norm = (real)sqrt((double)p->shape.n), clips[] = {0, norm * 2, norm / 2}, clip = clips[p->variant % 3];
+    StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip, 3, 42, (real)0.95};
     return hyper;
 }
 
@@ -345,14 +343,14 @@ static inline OptimizerState update_state(const Problem *p) {
     return state;
 }
 
-// Calls any operation. OPS names the arguments of each; here every name has its value.
+// Calls any operation with the arguments that OPS names; here each name has its value. An array that the operation does
+// not take is NULL.
 static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
 #define X(name) name = x_of(p, #name)
 #define R(name) name = real_of(p, #name)
 #define G(name) name = gradient_of(p, #name)
-    floatX *X(out), *X(in), *X(wte), *X(wpe), *X(weight), *X(bias), *X(residual), *X(pre), *X(qkv), *X(keys),
-        *X(values);
-    floatX *X(logits), *X(dout), *X(dinp), *X(dqkv), *X(gelu_pre), *X(update), *X(a), *X(b);
+    floatX *X(out), *X(in), *X(wte), *X(wpe), *X(weight), *X(bias), *X(residual), *X(pre), *X(qkv);
+    floatX *X(keys), *X(values), *X(logits), *X(dout), *X(dinp), *X(dqkv), *X(gelu_pre), *X(update), *X(a), *X(b);
     real *R(mean), *R(rstd), *R(lse), *R(statistics), *R(losses), *R(total), *R(sum), *R(norm_squared);
     Gradient G(dweight), G(dbias), G(dgelu_bias), G(dwte), G(dwpe), G(grads), G(x);
 #undef X
@@ -452,11 +450,9 @@ static inline void fill_rank_statistics(Problem *p) {
 
 // any code may occur; these scales keep the moments as small as those of the other types
 static inline void fill_codes(Problem *p, const char *codes, const char *scales, double last_number) {
-    const Array *a = find_array(p, codes), *of_blocks = find_array(p, scales);
+    const Array *a = find_array(p, codes), *s = find_array(p, scales);
     for (size_t i = 0; i < a->n; i++) { array_set(a, i, (double)(rng_bits(6, name_key(codes), i) & 0xFF)); }
-    for (size_t i = 0; i < of_blocks->n; i++) {
-        array_set(of_blocks, i, fabs(array_value(of_blocks, i)) / last_number);
-    }
+    for (size_t i = 0; i < s->n; i++) { array_set(s, i, fabs(array_value(s, i)) / last_number); }
 }
 
 // params are the master rounded, or remainders hold the master minus params; v is not negative; the norm is that of
@@ -492,15 +488,14 @@ static inline void fill_muon(Problem *p) {
 
 // ---- the table
 // A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 random fills on
-// AVX-512, SSE2 and scalar builds (scalar sums are longest; its classifier can exceed this). Comments say where the error
-// is largest.
-// Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
-// probabilities and their gradient before the next product; and the result.
+// AVX-512, SSE2 and scalar builds (scalar sums are longest; its classifier can exceed this). Comments say where the
+// error is largest. Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of
+// GELU, attention's probabilities and their gradient before the next product; and the result.
 
 // clang-format off
 #define GRADIENTS 0, ADDED, GRADIENT_BF16, GRADIENT_BF16 | ADDED
 #define MOMENTS(v) (v), (v) | MOMENTS_BF16, (v) | MOMENTS_8BIT
-#define STATES(v) MOMENTS(v), MOMENTS((v) | WITH_MASTER), MOMENTS((v) | WITH_REMAINDER)
+#define STATE(v) MOMENTS(v), MOMENTS((v) | WITH_MASTER), MOMENTS((v) | WITH_REMAINDER)
 #define RUN_ROW(run, tolerance, kernel_roundings, shapes, name, fill, ...)                                             \
     {#name, OP_##name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, kernel_roundings,         \
      tolerance, fill, run, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)), {__VA_ARGS__}}
@@ -512,14 +507,14 @@ static const OpCase op_cases[] = {
     ROW(1e-7, 1, part,            position_embedding_forward,  NULL, 0),  // one rounding
     ROW(5e-6, 1, layernorm,       layernorm_forward,           NULL, 0),  // a mean near 0
     ROW(4e-7, 1, layernorm,       layernorm_from_statistics,   fill_statistics, 0),  // three roundings
-    ROW(6e-7, 2, matmul,          matmul_forward,              NULL, PRODUCT_ALONE, WITHOUT_RESIDUAL, WITHOUT_BIAS, 0),  // sums of 259
+    ROW(6e-7, 2, matmul,          matmul_forward,              NULL, PRODUCT_ALONE, WITHOUT_RESIDUAL,
+        WITHOUT_BIAS, 0),  // sums of 259
     ROW(5e-7, 3, matmul,          matmul_gelu_forward,         NULL, 0),  // sums of 259
     ROW(2e-7, 1, layernorm,       residual_forward,            NULL, 0, WITHOUT_BIAS, OVER_IN, OVER_IN | WITHOUT_BIAS,
         OVER_RESIDUAL, OVER_RESIDUAL | WITHOUT_BIAS),  // two roundings
     ROW(7e-7, 1, gelu,            gelu_forward,                NULL, 0),  // 1 + tanh(x) near 0
     ROW(5e-7, 2, attention,       attention_forward,           NULL, 0),  // exp of sums of 80
-    RUN_ROW(run_attention_decode,
-        5e-7, 1, attention,       attention_decode,            NULL, 0, 1, 3),  // exp of sums of 80
+    RUN_ROW(run_attention_decode, 5e-7, 1, attention, attention_decode, NULL, 0, 1, 3),  // exp of sums of 80
     ROW(1e-5, 1, classifier,      classifier,                  fill_padding, 0, WITHOUT_GRADIENT),  // sums of 50257
     ROW(3e-5, 1, part_classifier, classifier_statistics,       fill_padding, 0),  // sums of 25041
     ROW(1e-5, 1, part_classifier, classifier_from_statistics,  fill_rank_statistics, 0, WITHOUT_GRADIENT),  // the same
@@ -534,16 +529,17 @@ static const OpCase op_cases[] = {
     ROW(3e-7, 1, part,            position_embedding_backward, NULL, GRADIENTS),  // sums of rows
     ROW(1e-7, 1, norm,            gradient_accumulate,         NULL, GRADIENTS),  // one rounding
     ROW(4e-6, 1, norm,            global_norm_squared,         NULL, GRADIENTS),  // sums of blocks
-    ROW(1e-6, 1, update,          adamw_update,                fill_update, STATES(0), STATES(GRADIENT_BF16)),  // a weight near 0
-    ROW(1e-6, 1, update,          muon_momentum,               fill_muon, MOMENTS(0), MOMENTS(GRADIENT_BF16)),  // one rounding
+    ROW(1e-6, 1, update,          adamw_update,                fill_update, STATE(0), STATE(GRADIENT_BF16)),  // near 0
+    ROW(1e-6, 1, update,          muon_momentum,               fill_muon, MOMENTS(0),
+        MOMENTS(GRADIENT_BF16)),  // one rounding
     ROW(2e-7, 1, update,          muon_normalise,              fill_norm, 0),  // two roundings
     ROW(3e-7, 1, matmul,          muon_polynomial,             NULL, 0),  // a result near 0
-    ROW(1e-6, 1, update,          muon_weights,                fill_muon, 0, WITH_MASTER, WITH_REMAINDER),  // a weight near 0
+    ROW(1e-6, 1, update,          muon_weights,                fill_muon, 0, WITH_MASTER, WITH_REMAINDER),  // near 0
 };
 // clang-format on
 #undef GRADIENTS
 #undef MOMENTS
-#undef STATES
+#undef STATE
 #undef RUN_ROW
 #undef ROW
 enum { NUM_OP_CASES = sizeof op_cases / sizeof op_cases[0] };
@@ -595,12 +591,10 @@ static inline void describe_ranges(Problem *p) {
 
 static inline void describe_call(const OpCall *call, Exec *ex) {
     Problem *p = (Problem *)ex->hooks->ctx;
-    if (!p->call.op) {
-        p->call = *call;
-    } else {
-        p->call.flops += call->flops;
-        for (int i = 0; call->operand[i].name; i++) { p->call.operand[i].rows += call->operand[i].rows; }
-    }
+    const OpCall earlier = p->call;
+    p->call = *call;
+    p->call.flops += earlier.flops;
+    for (int i = 0; call->operand[i].name; i++) { p->call.operand[i].rows += earlier.operand[i].rows; }
     p->num_arrays = 0;
     memset(p->array, 0, sizeof p->array);
     for (const Operand *o = p->call.operand; o->name; o++) {

@@ -229,6 +229,7 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
     signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
     prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
     omp_set_num_threads(atoi(argv[3]));
+    setlinebuf(stdout);  // a pipe: the parent reads each line as it comes
 #ifdef HAVE_CUDA
     if (backend == gpu) { CUDA_CHECK(cudaSetDevice(atoi(argv[2]))); }
 #endif
@@ -238,10 +239,8 @@ static inline int self_check_child(char **argv, const Backend *cpu, const Backen
     for (int i = 0; i < NUM_OP_CASES && share <= 1; i++) {
         if (argv[5][i] != '1') { continue; }
         printf("checks %s\n", op_cases[i].name);
-        fflush(stdout);
         share = check_operation(&op_cases[i], backend, &ex);
         printf("share %.9g\n", share);
-        fflush(stdout);
     }
     check_close(&ex, backend, scratch);
     return 0;
@@ -416,10 +415,6 @@ static inline void self_check_remember(const char *path, const char *machine, co
     }
 }
 
-static inline const char *self_check_path(char *path) {
-    return cache_path(path, "TRAIN_GPT2_SELF_CHECK", "self_check.txt");
-}
-
 // ---- --self-check, and the check at the start of a run
 
 // a note to the user for each slower kernel of the GPU
@@ -470,7 +465,7 @@ static inline void self_check_stopped(const SelfCheck *result) {
 // --self-check: returns the exit status, 1 if an operation has no right kernel
 static inline int self_check_print(const Backend *backend) {
     char machine[CHECKED_MACHINE], buffer[2 * PATH_LENGTH], problem[2 * PATH_LENGTH] = "";
-    const char *path = is_gpu(backend) ? self_check_path(buffer) : NULL;
+    const char *path = is_gpu(backend) ? cache_path(buffer, "TRAIN_GPT2_SELF_CHECK", "self_check.txt") : NULL;
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
@@ -527,12 +522,11 @@ static inline FallbackKernels self_check_at_start(const Backend *backend, Comm *
     char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
     FallbackKernels fallback = {{0}};
     if (!is_gpu(backend)) { return fallback; }
-    const char *path = self_check_path(buffer);
+    const char *path = cache_path(buffer, "TRAIN_GPT2_SELF_CHECK", "self_check.txt");
     if (path) { fallback = self_check_of_rank(backend, path, out, problem, sizeof problem); }
     for (int i = 0; i < NUM_FALLBACKS; i++) { fallback.level[i] = (int)comm_max(fallback.level[i], world); }
     int place = world->size - world->rank;
-    bool is_first = comm_max(*problem ? place : 0, world) == place;
-    if (is_first) { fprintf(stderr, "train_gpt2: %s\n", problem); }
+    if (comm_max(*problem ? place : 0, world) == place) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     if (world->rank == 0) { print_slower_kernels(out, fallback); }
     return fallback;
 }
