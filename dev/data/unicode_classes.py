@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Writes llmc/data/unicode_classes.h: which code points are letters, numbers and white space to GPT-2's pre-tokenizer.
 
     /usr/bin/python3 dev/data/unicode_classes.py > llmc/data/unicode_classes.h

@@ -234,9 +234,11 @@ report "the workflow: every script exists, and make has every target" "$(
                   inside { match($0, /^ */); if (RLENGTH <= depth) inside = 0; else print }' $workflow)
     [ $found -ge 7 ] || echo "$found commands"
 )"
-if /usr/bin/python3 -c 'import yaml' 2>/dev/null; then
+python=python3
+$python -c 'import yaml' 2>/dev/null || python=/usr/bin/python3 # python3 may be an environment without it
+if $python -c 'import yaml' 2>/dev/null; then
     report "the workflow is YAML, with steps that run or use something" "$(
-        /usr/bin/python3 2>&1 -c '
+        $python 2>&1 -c '
 import sys, yaml
 jobs = yaml.safe_load(open(sys.argv[1]))["jobs"]
 for name, job in jobs.items():
