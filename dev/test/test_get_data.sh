@@ -111,8 +111,8 @@ report "tinyshakespeare: text, merges and shards, and a model trains on them" "$
     : >"$scratch/site/log"
     get 0 tinyshakespeare
     [ ! -s "$scratch/site/log" ] || echo "a second call fetched again: $(<"$scratch/site/log")"
-    get 0 tinyshakespeare --into "Alice's \"new\" text"
-    there "Alice's \"new\" text"/tinyshakespeare_{train_000001.bin,val_000000.bin,merges.txt}
+    get 0 tinyshakespeare --into "Alice's [1] \"text\""
+    there "Alice's [1] \"text\""/tinyshakespeare_{train_000001.bin,val_000000.bin,merges.txt}
 )"
 report "tinystories: stories are documents, the published validation stories the validation shard" "$(
     get 0 tinystories

@@ -41,7 +41,7 @@ fi
 made() { env -u MAKEFLAGS -u MAKELEVEL -u PREFIX -u DESTDIR make --no-print-directory "$@" 2>&1; }
 # files FOLDER: its files and folders, with their modes
 files() { (cd "$1" && find . -printf '%P %m %y\n' | sort); }
-prefix="$folder/a prefix" stage=$folder/stage
+prefix="$folder/Alice's [new] prefix" stage="$folder/its 'stage'"
 mkdir "$folder/here"
 if [ -x train_gpt2 ]; then
     before=$(stat -c %Y%i train_gpt2)
