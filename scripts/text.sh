@@ -11,7 +11,7 @@ folder=${1:?expected a folder to put the text in} file=${2:-}
 shakespeare=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 if [ -n "$file" ]; then
     [ -f "$file" ] && echo "$file" && exit
-    echo "DATA=$file: there is no such file; give a text to train on" >&2
+    echo "DATA=$file: it is not a file; give a text to train on" >&2
     exit 2
 fi
 mkdir -p "$folder"

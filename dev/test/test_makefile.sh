@@ -232,7 +232,7 @@ report "make train: DATA with blanks, quotes, brackets and \$ is passed on as it
 report "make train: a DATA that is not there is found before anything is installed or compiled" "$(
     rm -f "$folder/train_gpt2"
     for name in nowhere.txt "it's [no] where.txt" data; do
-        train 2 "$name" && has "DATA=$name: there is no such file; give a text to train on"
+        train 2 "$name" && has "DATA=$name: it is not a file; give a text to train on"
         lacks setup
         lacks compile
     done
