@@ -122,10 +122,15 @@ build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,
 clean: ## build: remove the files that make built; data/ and runs/ stay
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2
 
+# The text is found before anything is compiled. The recipe has its name from the environment, since a name may hold
+# quotes, blanks and $.
+train: export train_on := $(value DATA)
 train: ## train: a small GPT on the King James Bible, about two minutes plus installing; DATA=FILE takes any text
-	@scripts/setup.sh $(if $(DATA),build,train)
+	@[ -z "$$train_on" ] || scripts/text.sh data "$$train_on" >/dev/null
+	@scripts/setup.sh $(if $(value DATA),build,train)
+	@scripts/text.sh data "$$train_on" >/dev/null
 	@$(MAKE) --no-print-directory --silent train_gpt2
-	@scripts/train.sh '$(DATA)'
+	@scripts/train.sh "$$train_on"
 
 sources = git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh'
 format: ## check: lay out every C source with clang-format

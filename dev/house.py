@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Measures how far a reader of the sources has to go: a table with one column a tree.
 
     dev/house.py [--list] [TREE...]      (default: the tree that holds this script; --list names each finding)

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Checks the includes of llmc/ and of the trainer. `make lint` runs it.
 
     dev/includes.py      prints each finding; exit status 1 after one

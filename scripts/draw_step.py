@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Draws one training step, doc/step.svg: the forward straight down, the backward next to it straight up.
 
   scripts/draw_step.py doc/step.svg

@@ -64,3 +64,7 @@ else
     say GPU "${GPU:-none found}"
 fi
 say chosen "DEVICE=$DEVICE PRECISION=$PRECISION"
+if [ "$DEVICE $PRECISION" = "cpu bf16" ]; then
+    say note "on a CPU, PRECISION=bf16 stores bf16, computes in fp32, and is slower than fp32;"
+    say "" "for the CPU's bf16 instructions, build with PRECISION=fp32 and train with -f 2"
+fi

@@ -405,19 +405,19 @@ slower_kernels() {
     sed -nE 's/^note +(.*) uses a slower kernel (\(.*\)): .*/\1 \2/p' "$1" | paste -s -d , | sed 's/,\([^ ]\)/, \1/g'
 }
 
-# torch_command MODEL FLAG...: trains MODEL in PyTorch
+# torch_command MODEL FLAG...: sets command to a training of MODEL in PyTorch
 torch_command() {
-    echo env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" dev/oracle/train_torch.py --device cuda \
-        --length 1024 --shards $tokens --model "$1" --batch "${torch_batch[$1]}" "${@:2}"
+    command=("$python" dev/oracle/train_torch.py --device cuda --length 1024 --shards "$tokens" --model "$1"
+        --batch "${torch_batch[$1]}" "${@:2}")
 }
 
 # torch_speed TABLE NAME LIMIT MODEL: exit status 3 is out of memory
 torch_speed() {
-    local log
+    local log command
     [ -n "$torch" ] || return
     [ -n "${torch_batch[$4]:-}" ] || { report "$2" skipped "1558M in PyTorch needs a GPU of 70000 MiB" && return; }
-    # shellcheck disable=SC2046  # words of the command
-    start "$2" "$3" $(torch_command "$4") || return
+    torch_command "$4"
+    start "$2" "$3" "${command[@]}" || return
     watched collect "$2"
     log=$(log_of "$2")
     report "$2" "$status" "$([ "$status" = 3 ] && echo "out of memory" || echo "$(number median_ms "$log") ms a step")"
@@ -428,10 +428,11 @@ torch_speed() {
 
 # compile_torch MODEL...: fills PyTorch's cache meanwhile; one model after the other, since both need more than 80 GB
 compile_torch() {
-    local model commands=''
+    local model command commands=''
     for model; do
-        [ -z "${torch_batch[$model]:-}" ] ||
-            commands+="$(torch_command "$model" --warmup 1 --steps 1 --gradients none) && "
+        [ -n "${torch_batch[$model]:-}" ] || continue
+        torch_command "$model" --warmup 1 --steps 1 --gradients none
+        commands+="$(printf '%q ' "${command[@]}") && "
     done
     [ -z "$torch" ] || start "PyTorch compiles" 600 bash -c "${commands}true"
 }
@@ -529,6 +530,8 @@ curve() {
     [ -n "$merges" ] || merges=$(find $packages/text -name '*.bpe' -print -quit 2>/dev/null)
     rm -rf $folder && mkdir -p $folder/run
     [ -n "$text" ] || { text=$folder/sources.txt && cat README.md train_gpt2.cu llmc/*.* llmc/*/*.* >"$text"; }
+    # shellcheck disable=SC2001  # versions of bash differ in what & is in ${text//}
+    [ ! -f "$text" ] || text=$(sed 's/[][*?\\]/\\&/g' <<<"$text") # -i takes a pattern
     if [[ $text != *.bin && -n $merges ]]; then
         row tokens 60 $programs/train_gpt2 --device cpu -i "$text" --tokenizer "$merges" --tokenize $folder/text \
             --val-share 0
@@ -539,7 +542,7 @@ curve() {
     row "weights and batches" 120 bash -c 'make --no-print-directory DEVICE=cpu PRECISION=fp32 build/bench/dump_run &&
         build/bench/dump_run "$@"' dump $folder/dump --device cpu -e d12 -r 4 -m 1 -v 1 "${flags[@]}"
     [ "${outcome["weights and batches"]}" = ok ] || return
-    [ -z "$torch" ] || start "PyTorch curve" 230 env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" \
+    [ -z "$torch" ] || start "PyTorch curve" 230 "$python" \
         dev/oracle/converge.py --device cuda --bf16 --compile --init $folder/dump/step_00000000/model.safetensors \
         --batches $folder/dump/train.i32 --shape d12 --B 16 --T 1024 --steps 1000 --lr 6e-4 --warmup 100 \
         --final_frac 0.1 --weight_decay 0.1 --losses $folder/torch.jsonl
@@ -639,6 +642,7 @@ fi
 gpu_name=$(gpu name) driver=$(gpu driver_version) memory=$(gpu memory.total)
 [ "$memory" -lt 70000 ] || torch_batch[1558M]=$((memory < 100000 ? 8 : 16))
 torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)
+export TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor
 export TRAIN_GPT2_SELF_CHECK=$build/self_check.txt # the trainer remembers here that this GPU has passed
 export TRAIN_GPT2_AUTOTUNE_CACHE=$build/autotune_$stage.txt # the first step of each model chooses the algorithms
 rm -f "$TRAIN_GPT2_AUTOTUNE_CACHE"

@@ -2,15 +2,17 @@
 #   PREFIX=/usr/local  DESTDIR=
 
 PREFIX ?= /usr/local
-install_with = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh
+# the environment takes any name of a folder, with quotes too
+install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export DESTDIR := $(DESTDIR)
 
 # Nothing is compiled if the program is there. So `sudo make install` keeps the flags and the owner of the build.
 install: ## install: ./train_gpt2, man page, scripts and documents into PREFIX=/usr/local
 	@[ -x train_gpt2 ] || $(MAKE) --no-print-directory train_gpt2
-	@$(install_with) install
+	@scripts/install.sh install
 
 uninstall: ## install: remove what `make install` put into PREFIX
-	@$(install_with) uninstall
+	@scripts/install.sh uninstall
 
 deb: build/portable/train_gpt2 ## install: a Debian package of a CPU build for many CPUs, in build/package
 	@scripts/deb.sh build/portable/train_gpt2 build/package

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Draws runs, or memory plans as stacked bars.
 
   scripts/plot.py RUN [RUN ...] -o OUT.html    one page with every panel; hover for values, drag to zoom
@@ -515,8 +515,8 @@ def load_matplotlib():
     try:
         import matplotlib
     except ImportError:
-        stop("matplotlib is missing; install python3-matplotlib (Debian) or matplotlib (PyPI), or write a page: "
-             "-o OUT.html")
+        stop(f"{sys.executable} has no matplotlib; install python3-matplotlib (Debian's Python), or run "
+             f"{sys.executable} -m pip install matplotlib, or write a page: -o OUT.html")
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     matplotlib.rcParams["svg.hashsalt"] = "train_gpt2"  # the same run gives the same file

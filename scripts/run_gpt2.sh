@@ -38,13 +38,15 @@ if [ ! -x "$program" ]; then
     exit 2
 fi
 
+# shellcheck disable=SC2001  # versions of bash differ in what & is in ${data//}
+pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data") # the folder's own name is no pattern
 set=${data##*/}
 [ "$set" != edu_fineweb100B ] || set=fineweb_edu
-if [ -z "${DATA:-}" ] && { [ -e "$data/unfinished" ] || ! compgen -G "$data/*_train_*.bin" >/dev/null; }; then
+if [ -z "${DATA:-}" ] && { [ -e "$data/unfinished" ] || ! compgen -G "$pattern/*_train_*.bin" >/dev/null; }; then
     "$scripts/get_data.sh" "$set" --into "$data" ${SHARDS:+--shards "$SHARDS"}
 fi
 
-flags=(--device "${DEVICE:-cuda}" -i "$data/*_train_*.bin" -j "$data/*_val_*.bin" -o "$run")
+flags=(--device "${DEVICE:-cuda}" -i "$pattern/*_train_*.bin" -j "$pattern/*_val_*.bin" -o "$run")
 [ ! -d "$run" ] || flags+=(-y 1)
 if compgen -G "dev/data/hellaswag/hellaswag_val.*" >/dev/null; then
     flags+=(-h 1)

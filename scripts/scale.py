@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Predicts the time and the memory of a training step on many GPUs, from one GPU's time and the speed of the links.
 
   scripts/scale.py -e d48 -b 16 -d 1048576 [--gpu h200] [--gpus 1,8,64,512,1024] [PLAN FLAGS...]

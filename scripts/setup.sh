@@ -26,7 +26,19 @@ esac
 
 has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
-has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
+# The Python of this script's own environments and of Debian's modules. The scripts run with python3, which may be the
+# Python of an active environment: Debian's modules are not there, and pip installs them.
+python=/usr/bin/python3
+[ -x $python ] || python=python3
+# finds PYTHON MODULE
+finds() { "$1" -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$2'))" 2>/dev/null; }
+has_module() { finds python3 "$1" || finds $python "$1"; }
+advise_environment() {
+    ! has_command python3 || finds python3 matplotlib ||
+        python3 -c 'import sys; sys.exit("/usr/lib/python3/dist-packages" not in sys.path)' ||
+        echo "setup: $(command -v python3) is an environment without matplotlib: 'python3 -m pip install matplotlib'" \
+            "adds it, for pictures of scripts/plot.py"
+}
 # the part of clang's OpenMP library that tells ThreadSanitizer of its barriers
 has_archer() { compgen -G '/usr/lib/llvm-*/lib/libarcher.so' >/dev/null; }
 
@@ -36,14 +48,14 @@ has_disassembler() {
     ! has_command nvcc || { has_command cuobjdump && has_command nvdisasm; } ||
         compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null
 }
-makes_environments() { has_disassembler || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+makes_environments() { has_disassembler || $python -c 'import ensurepip, venv' 2>/dev/null; }
 
 # The PyTorch of `make bench-cpu`. PyPI's has CUDA. Remove the folder to get a newer one.
 torch=build/torch
 has_torch() { compgen -G "$torch/lib/python*/site-packages/torch/__init__.py" >/dev/null; }
-makes_torch() { has_torch || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+makes_torch() { has_torch || $python -c 'import ensurepip, venv' 2>/dev/null; }
 has_python_headers() {
-    [ -f "$(/usr/bin/python3 -c "import sysconfig; print(sysconfig.get_path('include'))" 2>/dev/null)/Python.h" ]
+    [ -f "$($python -c "import sysconfig; print(sysconfig.get_path('include'))" 2>/dev/null)/Python.h" ]
 }
 
 # Debian's clang depends on the package of its sanitizers, Ubuntu's only recommends it
@@ -89,6 +101,7 @@ want "train all"   curl                "downloads, for scripts/get_data.sh"     
 need test          python3             "Python, for tests of scripts"                          has_command python3
 need test          procps              "pgrep, which finds the ranks of mpirun"                has_command pgrep
 want all           python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
+want all           debootstrap         "an empty Debian, for fresh_machine.sh"       test -x /usr/sbin/debootstrap
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
 want all           iproute2            "network namespaces, for tests of a lost link"          has_command ip
@@ -124,7 +137,7 @@ want bench         python3-dev         "Python's headers, for torch.compile"    
 # a virtual environment, because Debian's Python refuses pip
 install_disassembler() {
     echo "setup: installing cuobjdump and nvdisasm (6 MB) with pip into $cuda_tools, for dev/test/test_sass.sh"
-    /usr/bin/python3 -m venv $cuda_tools >/dev/null &&
+    $python -m venv $cuda_tools >/dev/null &&
         $cuda_tools/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check --no-deps \
             nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
@@ -136,7 +149,7 @@ has_packages() {
 }
 install_packages() {
     echo "setup: installing tiktoken, transformers, gguf, tensorboard and wandb with pip into $packages, for tests"
-    /usr/bin/python3 -m venv $packages >/dev/null &&
+    $python -m venv $packages >/dev/null &&
         $packages/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check \
             tiktoken transformers gguf tensorboard wandb >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
@@ -153,7 +166,7 @@ install_peers() {
 }
 install_torch() {
     echo "setup: installing the newest PyTorch with pip into $torch (5 GB, as it brings CUDA), for make bench-cpu"
-    /usr/bin/python3 -m venv $torch >/dev/null &&
+    $python -m venv $torch >/dev/null &&
         $torch/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check torch numpy \
             >/dev/null 2>&1 ||
         echo "setup: pip could not install it; going on without"
@@ -161,6 +174,7 @@ install_torch() {
 install_tools() {
     [ "$purpose" != bench ] || has_torch || install_torch
     [ "$purpose" = all ] || return 0
+    advise_environment
     has_packages || install_packages
     [ -z "$with_peers" ] || install_peers
     has_disassembler || install_disassembler
@@ -173,13 +187,19 @@ fi
 
 # stops, unless every missing package is optional
 cannot_install() {
-    local all=("${required[@]}" "${optional[@]}")
+    local all="${required[*]} ${optional[*]}"
     if [ ${#required[@]} -eq 0 ]; then
         echo "setup: $1; going on without ${optional[*]}"
         [ "$purpose" != bench ] || install_tools
         exit 0
     fi
-    echo "setup: $1; install ${all[*]} (Debian's names) and run this again" >&2
+    if has_command apt-get; then
+        echo "setup: $1; root installs what is missing with this line, then run this again:"
+        [ "$purpose" != aarch64 ] || printf 'dpkg --add-architecture arm64 && '
+        echo "apt-get update && apt-get install -y --no-install-recommends ${all% }"
+    else
+        echo "setup: $1; install ${all% } (Debian's names) and run this again"
+    fi >&2
     exit 1
 }
 
@@ -188,6 +208,8 @@ root=()
 if [ "$(id -u)" -ne 0 ]; then
     has_command sudo || cannot_install "installing takes root, and there is no sudo"
     root=(sudo)
+    [ -t 0 ] || root+=(-n) # no question
+    "${root[@]}" env true || cannot_install "installing takes root, and sudo refused it"
 fi
 
 log=$(mktemp)
@@ -205,8 +227,7 @@ megabytes() {
 }
 # for `make test`, a download of more than 200 MB takes a yes; else the optional packages are left out
 agree() {
-    local size answer=
-    size=$(megabytes "${required[@]}" "${optional[@]}")
+    local answer=
     [ "$size" -gt 200 ] || return 0
     [ ! -t 0 ] || read -rp "setup: download $size MB? [y/N] " answer || true
     [[ $answer != [yY]* ]] || return 0
@@ -220,6 +241,8 @@ agree() {
 echo "setup: installing with apt-get ..."
 [ "$purpose" != aarch64 ] || "${root[@]}" dpkg --add-architecture arm64
 apt update || echo "setup: apt-get update failed; trying with the present package lists" >&2
+size=$(megabytes "${required[@]}" "${optional[@]}")
+echo "setup: $size MB to download"
 [ "$purpose" != test ] || agree
 if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
     cat "$log" >&2

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# Writes a training text into FOLDER and prints its path:   scripts/text.sh FOLDER
+# Prints the path of a text to train on:   scripts/text.sh FOLDER [FILE]
+# That is FILE, which must exist. Without FILE, a text is written into FOLDER:
 #
 # kjv.txt    the King James Bible from Debian's bible-kjv, without a network: 31,102 verses, one a line without the
 #            reference, 789,634 words, 4,137,850 bytes, 64 distinct bytes, plain ASCII
 # shakespeare.txt   without bible-kjv: tinyshakespeare, 1,115,394 bytes, downloaded
 set -euo pipefail
 
-folder=${1:?expected a folder to put the text in}
+folder=${1:?expected a folder to put the text in} file=${2:-}
 shakespeare=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+if [ -n "$file" ]; then
+    [ -f "$file" ] && echo "$file" && exit
+    echo "DATA=$file: it is not a file; give a text to train on" >&2
+    exit 2
+fi
 mkdir -p "$folder"
 
 # keep NAME BYTES: saves stdin as NAME unless it has fewer than BYTES bytes

@@ -70,7 +70,7 @@ long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, desc
 
 bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
 	@scripts/setup.sh all
-	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
-		$(or $(TEXT),$$(scripts/text.sh build/text))
+	@build/py/bin/python3 dev/bench/bench_tokenizer.py "$${MERGES:-vocab.bpe}" \
+		"$${TEXT:-$$(scripts/text.sh build/text)}"
 
 .PHONY: long-run bench-tokenizer bench predict plan bench-remat bench-states bench-optimizers bench-comm bench-cpu

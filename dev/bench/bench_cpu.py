@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Training steps on the CPU against PyTorch, idle and busy, GEMMs against oneDNN and OpenBLAS, losses.
 
     make bench-cpu        (for a look: make bench-cpu ARGS='--rounds 1 --skip-loss')

@@ -1,7 +1,7 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Tokens that Muon and AdamW need for the same loss: both tuned, on two texts and two sizes of model.
 
-    make bench-optimizers      (or: /usr/bin/python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
+    make bench-optimizers      (or: python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
 
 Texts      kjv: the King James Bible (Debian's bible-kjv); python: Python's standard library after `scripts/setup.sh
            all`, which adds modules to it, its files in a random order. Tokens are bytes; the last tenth is for

@@ -1,7 +1,7 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Loss of quality by smaller optimizer state: a small model of bf16 weights, trained with each kind of state.
 
-    make bench-states      (or: /usr/bin/python3 dev/bench/bench_states.py [--steps 2000] [--seeds 3])
+    make bench-states      (or: python3 dev/bench/bench_states.py [--steps 2000] [--seeds 3])
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the bytes of the King James Bible. Every kind of
 state has the same seeds, for initial weights, order of the data and stochastic rounding. Two runs of one thread each

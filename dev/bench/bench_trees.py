@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Times a training step of two source trees in turns, and prints the ratio of the second to the first.
 
     dev/bench/bench_trees.py BEFORE AFTER [--rounds 7] [--steps 60] [--program train_gpt2] [--only NAME]

@@ -1,7 +1,7 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """A long run: does memory grow, do descriptors leak, do steps become slower?
 
-    make long-run      (or: /usr/bin/python3 dev/bench/long_run.py [--steps 20000])
+    make long-run      (or: python3 dev/bench/long_run.py [--steps 20000])
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on bytes of this repository's sources: 20,000 steps
 with twenty saves, samples and evaluations, on one rank with all threads, then on two ranks of one thread each. Of every

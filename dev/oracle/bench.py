@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Times training steps of the PyTorch model on the CPU, on random tokens, in turns with another program.
 
     build/torch/bin/python3 dev/oracle/bench.py --shape l4h4c128 --B 12 --T 64 --V 256 --threads 2

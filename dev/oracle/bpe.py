@@ -1,9 +1,9 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """GPT-2's tokenizer in plain Python, from its paper and its pattern: the oracle of llmc/data/tokenizer.h.
 
-    /usr/bin/python3 dev/oracle/bpe.py ../shared/data/vocab.bpe > dev/test/golden/bpe.txt
+    python3 dev/oracle/bpe.py ../shared/data/vocab.bpe > dev/test/golden/bpe.txt
     head -n 2501 ../shared/data/vocab.bpe > dev/test/golden/gpt2_2500.bpe
-    /usr/bin/python3 dev/oracle/bpe.py dev/test/golden/gpt2_2500.bpe > dev/test/golden/bpe_2500.txt
+    python3 dev/oracle/bpe.py dev/test/golden/gpt2_2500.bpe > dev/test/golden/bpe_2500.txt
 
 The first command reads GPT-2's whole merges file, which is not in this repository. The file gpt2_2500.bpe in it has the
 version line and the first 2500 merges. Writes a line for each text of TEXTS: the UTF-8 in hexadecimal ("-" if empty),

@@ -1,13 +1,13 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Trains the PyTorch model from another trainer's initial weights on that trainer's batches, to compare the losses.
 
-    /usr/bin/python3 dev/oracle/converge.py --init init.safetensors --batches train.i32 --val val.i32
+    python3 dev/oracle/converge.py --init init.safetensors --batches train.i32 --val val.i32
 
 20 steps of Muon, and how far the losses and weights of train_gpt2 are from PyTorch's:
 
     flags='-i my.txt -e l4h4c128 -b 12 -t 64 -x 20 -l 1e-3 -u 5 -q 0.1 -c 0.1 -m 1 -v 20 -s 0 --optimizer muon'
     build/bench/dump_run dump $flags && ./train_gpt2 $flags -n 20 -o run
-    /usr/bin/python3 dev/oracle/converge.py --init dump/step_00000000/model.safetensors --batches dump/train.i32 \
+    python3 dev/oracle/converge.py --init dump/step_00000000/model.safetensors --batches dump/train.i32 \
         --steps 20 --warmup 5 --optimizer muon_fp32 --run run
 
 nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as tokens. 2000 steps see 1.5 M tokens

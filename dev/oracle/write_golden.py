@@ -1,8 +1,8 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Writes dev/test/golden/gpt2_tiny.safetensors: one tiny GPT-2, its loss, logits, gradients, ten steps of AdamW and of
 Muon (torch.optim.Muon, from torch 2.9 on).
 
-    /usr/bin/python3 dev/oracle/write_golden.py
+    python3 dev/oracle/write_golden.py
 
 Computed in float64 from parameters that float32 holds exactly, then rounded to float32, so the results are exact to a
 rounding. The shape tests odd sizes: T is below the longest context, and B, V and NH are odd.

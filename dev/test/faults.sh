@@ -144,7 +144,8 @@ all_checkpoints() { # RUN EXPECTED
     [ "$(holds "$1")" = "$(holds "$2")" ] || echo "found $(holds "$1"), expected $(holds "$2")"
 }
 one_sentence() { # the program has ended with one sentence on stderr, besides warnings and the answer to a signal
-    [ "$(grep -vcE '^$|^train_gpt2: (warning: |stopping)' "$err")" -eq 1 ] || { echo "expected one sentence:" && tail -n 4 "$err"; }
+    [ "$(grep -vcE '^$|^train_gpt2: (warning: |stopping)' "$err")" -eq 1 ] ||
+        { echo "expected one sentence:" && tail -n 4 "$err"; }
     says "$err" 'train_gpt2: '
 }
 # flips bits of the byte at OFFSET of FILE

@@ -110,8 +110,8 @@ use_mpirun() {
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-# none_left PROCESS...: silent if all processes have ended, soon after mpirun's end. Turns are counted, which take longer
-# on a busy machine. State Z: a process has ended, but its parent has not collected the status yet.
+# none_left PROCESS...: silent if all processes have ended, soon after mpirun's end. Turns are counted, which take
+# longer on a busy machine. State Z: a process has ended, but its parent has not collected the status yet.
 none_left() {
     local id left
     for _ in {1..1000}; do

@@ -51,7 +51,7 @@ report "doc/flags.md describes the flags of --help, in their order" "$(
 commands() {
     {
         awk '/^```/ { inside = !inside && $0 == "```sh"; next }
-             !inside || /^ *(#|$)/ || /^(git clone|sudo apt) / { next }
+             !inside || /^ *(#|$)/ || /^(git clone|\$\(command -v sudo\)) / { next }
              { sub(/ +# .*/, "") }
              /\\$/ { sub(/\\$/, ""); held = held $0; next }
              { print held $0; held = "" }' "$1"
@@ -100,7 +100,7 @@ dry_make() {
     local word
     for word; do
         if [[ $word == *=* ]]; then
-            grep -qE "^${word%%=*} :?=|[$][(]${word%%=*}[)]" "$folder/rules" ||
+            grep -qE "^${word%%=*} :?=|[$][(](value )?${word%%=*}[)]" "$folder/rules" ||
                 echo "the Makefile has no variable ${word%%=*}"
             make -n help "$word" >"$out" 2>&1 || tail -n 1 "$out"
         else

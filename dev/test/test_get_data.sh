@@ -111,6 +111,8 @@ report "tinyshakespeare: text, merges and shards, and a model trains on them" "$
     : >"$scratch/site/log"
     get 0 tinyshakespeare
     [ ! -s "$scratch/site/log" ] || echo "a second call fetched again: $(<"$scratch/site/log")"
+    get 0 tinyshakespeare --into "Alice's [1] \"text\""
+    there "Alice's [1] \"text\""/tinyshakespeare_{train_000001.bin,val_000000.bin,merges.txt}
 )"
 report "tinystories: stories are documents, the published validation stories the validation shard" "$(
     get 0 tinystories
@@ -166,6 +168,8 @@ report "run_gpt2_124M.sh fetches missing shards, and again after a fetch that br
     scripts/run_gpt2_124M.sh >"$out" 2>&1 || cat "$out"
     says "$out" "trainer --device cuda -i data/fineweb10B/*_train_*.bin"
     there data/fineweb10B/fineweb_train_000002.bin
+    DATA="Alice's [1] d" scripts/run_gpt2_124M.sh >"$out" 2>&1 || cat "$out"
+    says "$out" "trainer --device cuda -i Alice's \\[1\\] d/*_train_*.bin -j Alice's \\[1\\] d/*_val_*.bin"
     : >"$scratch/site/log"
     SHARDS='' scripts/run_gpt2_124M.sh >"$out" 2>&1 || cat "$out"
     [ ! -s "$scratch/site/log" ] || echo "shards that are there were fetched again"

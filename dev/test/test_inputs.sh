@@ -139,7 +139,7 @@ table.arrow|table.arrow is an Arrow table
 stream.arrow|stream.arrow is an Arrow stream of Hugging Face's datasets
 a.png|a.png is a PNG image
 a.jpg|a.jpg is a JPEG image
-a.bmp|a.bmp is no file of a known kind, expected text in UTF-8; it has NUL bytes: doc/files.md says what is read, and iconv -f UTF-16LE -t UTF-8
+a.bmp|a.bmp is no file of a known kind, expected text in UTF-8; it has NUL bytes: doc/files.md
 a.mp4|a.mp4 is no file of a known kind, expected text in UTF-8; it has NUL bytes
 program|program is no file of a known kind, expected text in UTF-8; it has NUL bytes
 pointer|pointer is a Git-LFS pointer, expected text in UTF-8; fetch the file: git lfs pull

@@ -55,6 +55,10 @@ report "mpirun.sh" "$(
     has "$LOG.options" "mpirun --hostfile"
 )"
 run_flags >"$folder/by_mpirun"
+report "DATA is a folder's name, not a pattern" "$(
+    DATA="Alice's [1] *.d" launch 0 "$here/scripts/multi_node/mpirun.sh" "$folder/hosts"
+    has "$LOG" " -i Alice's \\[1\\] \\*.d/*_train_*.bin -j Alice's \\[1\\] \\*.d/*_val_*.bin "
+)"
 report "mpirun.sh without a host file" "$(
     launch 2 "$here/scripts/multi_node/mpirun.sh" /no/such/file
     has "$folder/out" "expected a host file first"

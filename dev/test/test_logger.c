@@ -195,7 +195,8 @@ TEST(test_a_resumed_run_goes_on) {
     write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
     assert_string_equal(read_file(temp_path("metrics.jsonl"), NULL),
-                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"val_loss\":0.5,\"val_tokens\":999}\n"
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n"
+                        "{\"step\":3,\"val_loss\":0.5,\"val_tokens\":999}\n"
                         "{\"step\":3,\"hellaswag\":0.25}\n");
     // the update of s:2 is the third, after the checkpoint
     assert_string_equal(read_file(temp_path("main.log"), NULL), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"

@@ -53,6 +53,12 @@ report "an nvcc older than 12.4 builds, and is called that" "$(
     for STUB_RELEASE in 11.8 12.3; do made 0 "NVIDIA H100, 9.0" && has "$STUB_RELEASE (older than 12.4"; done
 )"
 report "a build for CPUs is fp32" "$(made 0 "NVIDIA H100, 9.0" DEVICE=cpu && lacks -arch && has -DPRECISION_FP32)"
+report "a bf16 build for CPUs is called slower than fp32, and names -f 2; other builds get no such note" "$(
+    made 0 "" DEVICE=cpu PRECISION=bf16 && has "PRECISION=bf16 stores bf16, computes in fp32, and is slower than fp32;"
+    has "build with PRECISION=fp32 and train with -f 2"
+    made 0 "" DEVICE=cpu PRECISION=fp32 && lacks "-f 2"
+    made 0 "NVIDIA H100, 9.0" PRECISION=bf16 && lacks "-f 2"
+)"
 report "words of nvidia-smi that name no GPU: a build for CPUs" "$(
     made 0 "No devices were found" && lacks -arch && has -DPRECISION_FP32
 )"
@@ -197,6 +203,44 @@ report "make quick with an error leaves the program that was there" "$(
     "$folder/train_gpt2" || echo "exit status $?, expected 0"
     true >"$folder/train_gpt2.cu"
     rm "$folder/train_gpt2"
+)"
+# train STATUS DATA: make train with stubs of setup.sh and train.sh, which print their arguments
+# shellcheck disable=SC2016
+printf '#!/bin/sh\necho "setup <$1>"\n' >"$folder/scripts/setup.sh"
+# shellcheck disable=SC2016
+printf '#!/bin/sh\nprintf "train <%%s>\\n" "$1"\n' >"$folder/scripts/train.sh"
+cp scripts/text.sh "$folder/scripts"
+chmod +x "$folder"/scripts/*.sh
+train() {
+    local status=0
+    (cd "$folder" && env -i PATH="$folder/bin:$PATH" make DEVICE=cpu train "DATA=$2" >said 2>&1) || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
+}
+report "make train: DATA with blanks, quotes, brackets and \$ is passed on as it is" "$(
+    echo 'int main(void) { return 0; }' >"$folder/train_gpt2.cu"
+    # shellcheck disable=SC2016  # the names of files
+    for name in "Alice's Adventures.txt" 'a "b" [1] \c.txt' '$(touch x) `touch x`; touch x.txt' '$HOME $$ & #1.txt' \
+        n.txt; do
+        echo text >"$folder/$name"
+        train 0 "$name" && has "setup <build>" && has "train <$name>" && has "compile    train_gpt2"
+        rm "$folder/train_gpt2"
+    done
+    [ ! -e "$folder/x" ] || echo "a name was executed"
+    mkdir "$folder/data" && echo text >"$folder/data/kjv.txt"
+    train 0 "" && has "setup <train>" && has "train <>"
+)"
+report "make train: a DATA that is not there is found before anything is installed or compiled" "$(
+    rm -f "$folder/train_gpt2"
+    for name in nowhere.txt "it's [no] where.txt" data; do
+        train 2 "$name" && has "DATA=$name: it is not a file; give a text to train on"
+        lacks setup
+        lacks compile
+    done
+    rm -r "$folder/data" && ln -s /usr/bin/false "$folder/bin/bible"
+    for name in curl wget; do ln -sf /usr/bin/false "$folder/bin/$name"; done
+    train 2 "" && has "text: no text to train on" && has "setup <train>" && lacks compile
+    rm "$folder"/bin/{bible,curl,wget}
+    true >"$folder/train_gpt2.cu"
 )"
 # selects OP COMMAND...: the tests of make test-quick
 selects() { equal "$(env -u MAKEFLAGS make -n test-quick OP="$1" 2>&1 | grep 'scripts/run_tests.sh' | xargs)" "$2"; }

@@ -60,7 +60,7 @@ report "one block has no input to offload" "$(
 )"
 report "refused before the run: the host has too little memory" "$(
     run 2 "$emulated" -i text -e l2000h16c2048 -b 1 -t 16 -s 0 --offload 4 -o refused
-    matches "$err" '^train_gpt2: on a GPU in fp32, --offload 4 needs [0-9.]+ MiB of host memory, and [0-9.]+ are free: [0-9.]+ too few; '
+    matches "$err" '^train_gpt2: on a GPU in fp32, --offload 4 needs [0-9.]+ MiB of host memory, and [0-9.]+ are free'
     says "$err" "give a smaller -e, -b or -t"
     [ "$(wc -l <"$err")" = 1 ] || cat "$err"
     [ ! -e refused ] || echo "a refused run wrote a run directory"

@@ -41,7 +41,7 @@ fi
 made() { env -u MAKEFLAGS -u MAKELEVEL -u PREFIX -u DESTDIR make --no-print-directory "$@" 2>&1; }
 # files FOLDER: its files and folders, with their modes
 files() { (cd "$1" && find . -printf '%P %m %y\n' | sort); }
-prefix="$folder/a prefix" stage=$folder/stage
+prefix="$folder/Alice's [new] prefix" stage="$folder/its 'stage'"
 mkdir "$folder/here"
 if [ -x train_gpt2 ]; then
     before=$(stat -c %Y%i train_gpt2)
@@ -234,9 +234,11 @@ report "the workflow: every script exists, and make has every target" "$(
                   inside { match($0, /^ */); if (RLENGTH <= depth) inside = 0; else print }' $workflow)
     [ $found -ge 7 ] || echo "$found commands"
 )"
-if /usr/bin/python3 -c 'import yaml' 2>/dev/null; then
+python=python3
+$python -c 'import yaml' 2>/dev/null || python=/usr/bin/python3 # python3 may be an environment without it
+if $python -c 'import yaml' 2>/dev/null; then
     report "the workflow is YAML, with steps that run or use something" "$(
-        /usr/bin/python3 2>&1 -c '
+        $python 2>&1 -c '
 import sys, yaml
 jobs = yaml.safe_load(open(sys.argv[1]))["jobs"]
 for name, job in jobs.items():

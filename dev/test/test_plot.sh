@@ -10,7 +10,12 @@ export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} PYTHONDONTWRITEBYTECODE=1
 here=$(mktemp -d)
 errors=$here/errors
 trap 'rm -rf "$here"' EXIT
-/usr/bin/python3 -c 'import matplotlib' 2>/dev/null && matplotlib=yes || matplotlib=
+# python3 may be an environment without matplotlib, while Debian's Python has it
+matplotlib=yes
+if ! python3 -c 'import matplotlib' 2>/dev/null; then
+    mkdir "$here/bin" && ln -s /usr/bin/python3 "$here/bin" && PATH=$here/bin:$PATH
+    python3 -c 'import matplotlib' 2>/dev/null || matplotlib=
+fi
 
 plot() { scripts/plot.py "$@" 2>"$errors" || echo "plot.py $*: status $?, $(head -c 500 "$errors")"; }
 # contains FILE TEXT...: the file has each text
@@ -404,6 +409,29 @@ stops 2 "x.jpeg ends in '.jpeg'" --plan x.jpeg '-e d12'
 [ -z "$matplotlib" ] || stops 2 "neither a shape" --plan x.svg "-e d99"
 [ -z "$matplotlib" ] || stops 2 "-r all works only with --plan, not --plan=json" --plan x.svg "-e d6 -r all"
 export PYTHONPATH=$here/without
-stops 2 "matplotlib is missing; install python3-matplotlib" tiny -o x.png
+stops 2 "/.* has no matplotlib; install python3-matplotlib (Debian's Python), or run /.* -m pip install matplotlib" \
+    tiny -o x.png
 report "an error writes nothing" "$(compgen -G "x.*")"
+
+# ---- every Python script
+
+cd "$OLDPWD" || exit
+oldest=$(sed -nE 's/.* Python (3\.[0-9]+) or later.*/\1/p' doc/install.md)
+report "scripts take the python3 of PATH, an environment's too, and the syntax of Python $oldest" "$(
+    git ls-files -co --exclude-standard '*.py' | python3 -c '
+import ast, sys
+oldest = tuple(map(int, sys.argv[1].split(".")))
+paths = sys.stdin.read().split("\n")[:-1]
+if len(paths) < 20:
+    print("found only", paths)
+for path in paths:
+    text = open(path, encoding="utf-8").read()
+    first = text.split("\n")[0]
+    if first.startswith("#!") and first != "#!/usr/bin/env python3":
+        print(f"{path}: expected #!/usr/bin/env python3, found {first}")
+    try:
+        ast.parse(text, path, feature_version=oldest)
+    except SyntaxError as error:
+        print(f"{path}, line {error.lineno}: {error.msg}")' "$oldest" 2>&1
+)"
 end_tests

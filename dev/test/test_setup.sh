@@ -11,7 +11,7 @@ folder=$(mktemp -d) terminal=$(command -v script)
 trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/bin" "$folder/tree/scripts"
 cp scripts/setup.sh "$folder/tree/scripts"
-for name in bash cat dirname env mktemp rm sed; do ln -s "$(command -v $name)" "$folder/bin"; done
+for name in bash cat dirname env mktemp rm sed true; do ln -s "$(type -P $name)" "$folder/bin"; done
 printf '#!/bin/sh\necho 0\n' >"$folder/bin/id" # root
 cat >"$folder/bin/apt-get" <<'END_OF'
 #!/bin/sh
@@ -22,8 +22,7 @@ case " $* " in
 esac
 END_OF
 chmod +x "$folder"/bin/{id,apt-get}
-export PACKAGES=$folder/packages PIP_NO_INDEX=1 MEGABYTES=1
-
+export PACKAGES=$folder/packages PIP_NO_INDEX=1 MEGABYTES=1 ASKS=
 # installed PURPOSE [ANSWER]: the packages in one line; what the script did besides. ANSWER is typed on a terminal.
 installed() {
     rm -rf "$folder/packages" "$folder/tree/build"
@@ -51,7 +50,17 @@ report "all: without a question the packages of test, the tools of every other t
     for name in $needed $mpi curl iproute2 help2man dpkg-dev lintian clang g++-11 qemu-user; do
         [[ $found == *" $name "* ]] || echo "$name is missing in$found"
     done
+    matches "$folder/said" "^setup: [1-9][0-9]*00 MB to download$"
     says "$folder/said" "setup: installing tiktoken, transformers, gguf, tensorboard and wandb with pip into build/py"
+)"
+report "all: the Python of an environment without matplotlib is named, with the command of pip" "$(
+    printf '#!/bin/sh\nexit 1\n' >"$folder/bin/python3" && chmod +x "$folder/bin/python3"
+    installed all >/dev/null
+    says "$folder/said" "setup: $folder/bin/python3 is an environment without matplotlib: 'python3 -m pip install matpl"
+    printf '#!/bin/sh\nexit 0\n' >"$folder/bin/python3"
+    installed all >/dev/null
+    lacks "$folder/said" "matplotlib"
+    rm "$folder/bin/python3"
 )"
 export MEGABYTES=24 # MPI makes 240 of 192 MB
 without="setup: a download of 240 MB takes a yes on a terminal; going on without $mpi"
@@ -72,8 +81,63 @@ fi
 report "test, over 200 MB even without MPI: installs nothing, and names the packages" "$(
     MEGABYTES=30 installed test >"$folder/found"
     says "$folder/found" "exit status 1:"
-    says "$folder/found" "setup: a download of 300 MB takes a yes on a terminal; install $needed $mpi (Debian's names)"
+    says "$folder/found" "setup: a download of 300 MB takes a yes on a terminal; root installs what is missing with"
+    says "$folder/found" "apt-get update && apt-get install -y --no-install-recommends $needed $mpi"
     [ ! -e "$folder/packages" ] || cat "$folder/packages"
+)"
+
+# ---- a user
+
+export MEGABYTES=1
+printf '#!/bin/sh\necho 1000\n' >"$folder/bin/id"
+# refuses PURPOSE WORDS: nothing is installed; the last line is that of an administrator
+refuses() {
+    equal "$(installed "$1" | head -n 1)" "exit status 1:"
+    says "$folder/said" "setup: installing takes root, and $2; root installs what is missing with this line, then"
+    [ ! -e "$folder/packages" ] || cat "$folder/packages"
+}
+line="apt-get update && apt-get install -y --no-install-recommends"
+report "a user without sudo: the line that root needs, alone and last" "$(
+    refuses build "there is no sudo"
+    equal "$(tail -n 1 "$folder/said")" "$line $build"
+    refuses train "there is no sudo"
+    equal "$(tail -n 1 "$folder/said")" "$line $build bible-kjv curl"
+    refuses aarch64 "there is no sudo"
+    matches "$folder/said" "^dpkg --add-architecture arm64 && $line $build gcc-aarch64-linux-gnu "
+)"
+report "a user without sudo who lacks only optional packages goes on" "$(
+    for name in make cc; do printf '#!/bin/sh\n' >"$folder/bin/$name" && chmod +x "$folder/bin/$name"; done
+    equal "$(installed train)" ""
+    says "$folder/said" "setup: installing takes root, and there is no sudo; going on without bible-kjv curl"
+    rm "$folder"/bin/{make,cc}
+)"
+cat >"$folder/bin/sudo" <<'END_OF'
+#!/bin/sh
+echo "$*" >>"$PACKAGES.sudo"
+[ "$1" = -n ] && { [ -z "$ASKS" ] || exit 1; } && shift
+exec "$@"
+END_OF
+chmod +x "$folder/bin/sudo"
+report "a user with sudo: it installs, and without a terminal is told to ask nothing" "$(
+    equal "$(installed build)" "$build"
+    equal "$(grep -vc '^-n ' "$folder/packages.sudo")" 0
+)"
+report "a user whose sudo would ask, without a terminal: the line that root needs" "$(
+    ASKS=yes refuses build "sudo refused it"
+    equal "$(tail -n 1 "$folder/said")" "$line $build"
+)"
+if [ -n "$terminal" ]; then
+    report "a user whose sudo asks, on a terminal: it installs" "$(ASKS=yes && export ASKS
+        equal "$(installed build '')" "$build"
+    )"
+else
+    skip script 1 "sudo on a terminal"
+fi
+rm "$folder/bin/apt-get"
+report "without apt-get: the packages that are missing" "$(
+    equal "$(installed build | head -n 1)" "exit status 1:"
+    equal "$(tail -n 1 "$folder/said")" \
+        "setup: there is no apt-get here; install $build (Debian's names) and run this again"
 )"
 report "refused: another purpose" "$(
     found=$(scripts/setup.sh gpus 2>&1)

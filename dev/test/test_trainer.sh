@@ -342,17 +342,21 @@ report "a run directory accepts one run at a time" "$(
 train_gpt2: stopping after this micro-step, then saving; Ctrl-C again stops without saving"
     equal "$(tail -n 1 first.out)" "resume    $trainer -o shared -y 1"
 )"
-report "scripts/train.sh passes SIGTERM on, and prints how to resume" "$(
-    mkdir -p tree/scripts && cp "$train_script" tree/scripts && ln -s "$trainer" tree/train_gpt2
-    env OMP_NUM_THREADS=1 tree/scripts/train.sh "$PWD/long_text" >"$out" 2>"$err" &
-    started tree/runs/long_text-1/metrics.jsonl '"step":9,'
+report "scripts/train.sh takes a name with quotes, passes SIGTERM on, and prints how to resume" "$(
+    mkdir -p tree/scripts && cp "$train_script" "${train_script%/*}/text.sh" tree/scripts
+    ln -s "$trainer" tree/train_gpt2
+    text="$PWD/Alice's \"long\" [1]" run=runs/Alice_s__long___1_-1
+    cp long_text "$text"
+    env OMP_NUM_THREADS=1 tree/scripts/train.sh "$text" >"$out" 2>"$err" &
+    started tree/$run/metrics.jsonl '"step":9,'
     kill -s TERM $!
     wait $!
     equal $? 143
     says "$out" "told to end by SIGTERM"
     matches "$out" "^go on .* -y 1 "
+    (cd tree && eval "$(sed -n 's/^go on  *//p' "$out") --plan") >"$err" 2>&1 || cat "$err"
     says "$out" "the model has not seen enough text for words: the command after 'go on' trains it further"
-    equal "$(checkpoints tree/runs/long_text-1 | wc -w)" 1
+    equal "$(checkpoints tree/$run | wc -w)" 1
 )"
 report "an ignored signal stays ignored" "$(
     : >"$out"

@@ -160,7 +160,7 @@ BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw 
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
 # in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
 # of compilers
-MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
+MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
 	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
 	test_predict.sh test_scale.sh test_plot.sh)
 # scripts whose cases are in `make test` and, with this argument, the others in `make test-all`

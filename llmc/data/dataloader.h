@@ -501,8 +501,8 @@ static inline void dataloader_check(DataLoader *l) {
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
 }
 
-// Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so that
-// a run does not end at it after days. Ranks take the files in turn. Only for a loader at position 0.
+// Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so
+// that a run does not end at it after days. Ranks take the files in turn. Only for a loader at position 0.
 static inline void dataloader_check_ids(DataLoader *l, double count) {
     const size_t T = (size_t)l->T;
     bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);

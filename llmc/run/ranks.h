@@ -1,8 +1,8 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
 signals that end a run with a checkpoint.
-defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, hash_text, add_hash, share_machine,
-         start_process, catch_signals, agreed_signal, signal_text
+defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, hash_text, add_hash,
+         share_machine, start_process, catch_signals, agreed_signal, signal_text
 
 The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends), SIGPIPE (the reader of stdout is gone), SIGXCPU (the
 soft limit of CPU time), and SIGUSR1 and SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends

@@ -286,8 +286,8 @@ static inline double line_number(const char *line, const char *key, double missi
     return strncmp(value += strlen(key), "null", 4) ? strtod(value, NULL) : NAN;
 }
 
-// Records the evaluations in metrics.jsonl up to `step`. Returns the tokens of the last validation if its loss cannot be
-// compared with those of this run, else 0. Older versions wrote no val_tokens.
+// Records the evaluations in metrics.jsonl up to `step`. Returns the tokens of the last validation if its loss cannot
+// be compared with those of this run, else 0. Older versions wrote no val_tokens.
 static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
     FILE *file = logger_open_old(path);
     char *line = NULL;

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034  # the other scripts of this folder use the variables
+# shellcheck shell=bash disable=SC2034,SC2001  # the other scripts use the variables; bash 5.2 replaces & in ${DATA//}
 # The run that mpirun.sh and slurm.sbatch start: GPT-2 1558M on 2 machines of 8 GPUs. DATA names the folder of
 # the token shards.
 #
@@ -9,7 +9,7 @@
 #            the last micro-step's backward and the next forward (scripts/scale.py predicts other numbers of GPUs)
 # memory     38.2 GiB a GPU. -z 1: 16 bytes of state a parameter become 6 + 10 / 16, 9.6 GiB; activations take 28.3.
 #            With the bf16 build: `./train_gpt2 --plan -pn 16 -z 1 -e d48 -b 16 -d 1048576 -s 0`
-data=${DATA:-data/edu_fineweb100B}
+data=$(sed 's/[][*?\\]/\\&/g' <<<"${DATA:-data/edu_fineweb100B}") # the folder's own name is no pattern
 flags=(-i "$data/*_train_*.bin" -j "$data/*_val_*.bin" -o runs/gpt2_1558M_nodes -y 1
     -e d48 -b 16 -t 1024 -d 1048576 -x 32000 -z 1 -l 6e-4 -k cosine -u 700 -q 0.1 -c 0.1 -n 2000 -nk 2
     -v 250 -m 20 -s 0)
