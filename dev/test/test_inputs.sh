@@ -370,7 +370,6 @@ a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
 a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
 a rate that is to be constant||-i text.txt -x 1 -v 0 -q 1 -k constant
 Muon with few tokens an update|Newton-Schulz adds 172 % to the model's FLOPs|-i text.txt -x 1 -v 0 --optimizer muon
-a momentum that AdamW does not have|--muon-momentum does nothing without|-i text.txt -x 1 -v 0 --muon-momentum 0.9
 ZeRO on one rank|-z does nothing on one data-parallel rank|-i text.txt -x 1 -v 0 -z 2
 Muon with many||-i text.txt -x 1 -v 0 --optimizer muon -d 512
 examples that are cut|-i talks.jsonl: 1 of 3 examples are longer than -t 16, and are cut|-i talks.jsonl -x 1 -v 0

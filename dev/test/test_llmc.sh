@@ -182,11 +182,11 @@ report "a folder with llm.c's checkpoints or log is left as it is" "$(
     echo "s:0 tel:10.9890" >logged/main.log
     : >theirs/model_00005000.bin
     : >theirs/DONE_00005000
-    for folder in theirs logged marked; do
-        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -o $folder
-        says "-o $folder holds another run or a model, with [a-zA-Z0-9_.]+; give a new folder"
-        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y 1 -o $folder
-        says "-y 1: '$folder' holds [a-zA-Z0-9_.]+, but no whole checkpoint"
+    for run in theirs logged marked; do
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -o $run
+        says "-o $run holds another run or a model, with [a-zA-Z0-9_.]+; give a new folder"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y 1 -o $run
+        says "-y 1: '$run' holds [a-zA-Z0-9_.]+, but no whole checkpoint"
     done
     equal "$(cat {theirs,logged}/* | sort -u)" "s:0 tel:10.9890"
     equal "$(echo theirs/* logged/* marked/*)" \

@@ -723,12 +723,6 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     run 0 -i text -o fitted -y 1 -x 4
     equal "$(losses fitted | wc -l)" 4
 )"
-report "-rk below -r 4 gives a note" "$(
-    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -r 1 -rk 2
-    says "$out" "note      -rk does nothing below -r 4"
-    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2 -r 4
-    equal "$(grep -c -- "-rk does" "$out")" 0
-)"
 report "the error of a run that does not fit names flags that fit" "$(
     available=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
     sequences=$((available / 7)) # 9 MiB each

@@ -142,8 +142,6 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->optimizer == OPTIMIZER_MUON && newton_schulz > 0.15, "Newton-Schulz adds ", share},
         {a->optimizer == OPTIMIZER_MUON && step == 0 && !is_shape,
          "Muon is reported to fine-tune worse than AdamW if AdamW trained the weights (arXiv 2605.10468)", ""},
-        {a->optimizer != OPTIMIZER_MUON && a->momentum != default_args.momentum,
-         "--muon-momentum does nothing without --optimizer muon", ""},
         {step > 0 && !is_shape && a->model && !a->saved_model,
          "the weights are those of the checkpoint: a resumed run does not read -e ", a->model},
         {!a->run_dir, "nothing will be saved: -o is not given", ""},
@@ -152,10 +150,6 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
         {a->zero > 0 && o->sharding.stage == 0, ZERO_ON_ONE_RANK, ""},
         {!o->gather_again && (a->tensor_parallel == 1 || o->recompute.level >= RECOMPUTE_LAYERNORMS),
          "-ra 0 does nothing without -tp, and nothing at a -r that saves no layernorms", ""},
-        {a->recompute_every != 1 && o->recompute.level < RECOMPUTE_BLOCK, "-rk does nothing below -r 4", ""},
-        {a->gpu_log != default_args.gpu_log, "-lg does nothing: nvidia-smi -l 1 logs a GPU", ""},
-        {a->master != default_args.master && DT_FLOATX == DT_REAL,
-         "-w does nothing in this build, whose weights are fp32", ""},
     };
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (notes[i].shown) { printf("note      %s%s\n", notes[i].text, notes[i].value); }

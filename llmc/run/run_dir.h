@@ -39,30 +39,21 @@ static inline void name_run_dir(TrainArgs *a, Comm *world) {
     a->run_dir = a->named_dir;
 }
 
-// The last step in a run's metrics.jsonl; -1: no line
-static inline long long last_logged_step(const char *run_dir) {
+// True if the folder is of a run that ended before its first checkpoint was due, which -y 1 begins again.
+static inline bool ended_early(const char *run_dir) {
     char path[PATH_LENGTH], *line = NULL;
     size_t room = 0;
-    long long last = -1;
-    format_path(path, "%s/metrics.jsonl", run_dir);
-    FILE *file = logger_open_old(path);
-    while (logger_next_line(file, &line, &room, path) > 0) {
-        if (logger_line_step(line) > last) { last = logger_line_step(line); }
-    }
-    free(line);
-    if (file) { fclose(file); }
-    return last;
-}
-
-// True if the folder is of a run that ended before its first checkpoint was due, which -y 1 starts again.
-static inline bool ended_early(const char *run_dir) {
-    char path[PATH_LENGTH];
     format_path(path, "%s/config.json", run_dir);
     cJSON *config = try_read_json(path);
     const cJSON *every = json_get(config, "checkpoint-every");
-    long long last = last_logged_step(run_dir);
-    bool early = cJSON_IsNumber(every) && (last < 0 || last <= every->valuedouble);
+    bool early = cJSON_IsNumber(every);
+    double due = early ? every->valuedouble : 0;
     cJSON_Delete(config);
+    format_path(path, "%s/metrics.jsonl", run_dir);
+    FILE *file = logger_open_old(path);
+    while (logger_next_line(file, &line, &room, path) > 0) { early &= (double)logger_line_step(line) <= due; }
+    free(line);
+    if (file) { fclose(file); }
     return early;
 }
 
