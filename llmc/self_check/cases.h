@@ -388,7 +388,7 @@ static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
 #undef CALL
 }
 
-// One sequence, a number of positions a call. Each call reads the cache.
+// One sequence. The variant is the number of positions a call; 0: all. Each call reads the cache.
 static inline void run_attention_decode(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     const size_t C = p->describing ? 0 : (size_t)s->NH * s->HS;
