@@ -122,28 +122,23 @@ build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,
 clean: ## build: remove the files that make built; data/ and runs/ stay
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2
 
-# The text is found before anything is compiled. The recipe has its name from the environment, since a name may hold
-# quotes, blanks and $.
+# The text is found before anything is compiled. Its name, with any quotes and blanks, comes through the environment.
 train: export train_on := $(value DATA)
 train: ## train: a small GPT on the King James Bible, about two minutes plus installing; DATA=FILE takes any text
 	@[ -z "$$train_on" ] || scripts/text.sh data "$$train_on" >/dev/null
-	@scripts/setup.sh $(if $(value DATA),build,train)
-	@scripts/text.sh data "$$train_on" >/dev/null
+	@scripts/setup.sh $(if $(value DATA),build,train) && scripts/text.sh data "$$train_on" >/dev/null
 	@$(MAKE) --no-print-directory --silent train_gpt2
 	@scripts/train.sh "$$train_on"
 
 sources = git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh'
 format: ## check: lay out every C source with clang-format
-	@scripts/setup.sh lint
-	@$(sources) | xargs clang-format -i
+	@scripts/setup.sh lint && $(sources) | xargs clang-format -i
 
 format-check: ## check: name the sources that `make format` would change, and fail
-	@scripts/setup.sh lint
-	@$(sources) | xargs clang-format --dry-run -Werror
+	@scripts/setup.sh lint && $(sources) | xargs clang-format --dry-run -Werror
 
 lint: ## check: clang-tidy, cppcheck and shellcheck without a finding
-	@scripts/setup.sh lint
-	@scripts/lint.sh
+	@scripts/setup.sh lint && scripts/lint.sh
 
 help: ## build: this list
 	@for group in build install train test bench check; do \

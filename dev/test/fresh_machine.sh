@@ -57,9 +57,12 @@ inside() {
     # shellcheck disable=SC2016  # the inner shells expand
     env -i TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="/$([ "$1" = root ] || echo home/)$1" \
         TRAIN_SECONDS="${seconds:-}" ${seconds:+OMP_NUM_THREADS=1} ${flags:+"CFLAGS=$flags"} unshare --mount bash -c '
-            mount -t proc proc "$1/proc" && { [ -z "$3" ] || mount --bind "$3" "$1/var/cache/apt/archives"; } &&
-                exec chroot --userspec="$2" "$1" bash -c "cd && $4"' - "$machine" "$1" \
-        "$([ -n "$whole" ] || echo "$packages")" "$2" >"$out" 2>&1 </dev/null
+            set -e
+            mount -t proc proc "$1/proc"
+            for at in dev sys; do mount --rbind /$at "$1/$at"; done
+            [ -z "$4" ] || mount --bind "$4" "$1/var/cache/apt/archives"
+            exec chroot --userspec="$2" "$1" bash -c "cd && $3"' - "$machine" "$1" "$2" \
+        "$([ -n "$whole" ] || echo "$packages")" >"$out" 2>&1 </dev/null
 }
 works() { inside "$@" || echo "exit status $?: $2"; }
 
