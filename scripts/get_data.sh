@@ -108,9 +108,7 @@ fetch_merges() { # PREFIX
 
 # tokenize OUT FILE FLAG...: writes token shards, unless they are there
 tokenize() {
-    local out=$folder/$1 text
-    # shellcheck disable=SC2001  # versions of bash differ in what & is in ${2//}
-    text=$(sed 's/[][*?\\]/\\&/g' <<<"$2") # -i takes a pattern
+    local out=$folder/$1 text=$2
     [ ! -e "${out}_train_000001.bin" ] || return 0
     [ -x "$program" ] || stop 2 "there is no $program to tokenize with; build it with make"
     "$program" --device cpu -i "$text" --tokenizer "$folder/${1}_merges.txt" --tokenize "$out" "${@:3}"

@@ -530,8 +530,6 @@ curve() {
     [ -n "$merges" ] || merges=$(find $packages/text -name '*.bpe' -print -quit 2>/dev/null)
     rm -rf $folder && mkdir -p $folder/run
     [ -n "$text" ] || { text=$folder/sources.txt && cat README.md train_gpt2.cu llmc/*.* llmc/*/*.* >"$text"; }
-    # shellcheck disable=SC2001  # versions of bash differ in what & is in ${text//}
-    [ ! -f "$text" ] || text=$(sed 's/[][*?\\]/\\&/g' <<<"$text") # -i takes a pattern
     if [[ $text != *.bin && -n $merges ]]; then
         row tokens 60 $programs/train_gpt2 --device cpu -i "$text" --tokenizer "$merges" --tokenize $folder/text \
             --val-share 0

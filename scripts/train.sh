@@ -23,9 +23,7 @@ cd "$(dirname "$0")/.."
 seconds=${TRAIN_SECONDS:-95} most_steps=10000 steps_to_words=1000
 time_limit=$((seconds + 15))
 text=$(scripts/text.sh data "${1:-}")
-# -i takes a pattern
-# shellcheck disable=SC2001  # versions of bash differ in what & is in ${text//}
-model=(-i "$(sed 's/[][*?\\]/\\&/g' <<<"$text")" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)
+model=(-i "$text" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)
 
 # quoted WORD...: the words with the shell's quotes
 quoted() { printf ' %q' "$@"; }
