@@ -377,10 +377,10 @@ report "--time-limit counts from each start, and a resumed run needs none" "$(
     equal "$(steps hurried)" "$(seq -s ' ' 1 $((last + 9)))"
 )"
 report "--time-limit below one update gives exit 1 at the first start, and at the next" "$(
-    for flags in "-d 160000000 --time-limit 0.2 -v 0" "-v 1 -m -1 --time-limit 0.0001"; do
-        read -ra flags <<<"$flags"
+    for line in "-d 160000000 --time-limit 0.2 -v 0" "-v 1 -m -1 --time-limit 0.0001"; do
+        read -ra short <<<"$line"
         for _ in 1 2; do # a validation, too, may take all of the time
-            run 1 -i long_text "${model[@]}" -b 1 -t 16 -s 0 "${flags[@]}" -x 9 -n 9 -y 1 -o "too_short_${flags[1]}"
+            run 1 -i long_text "${model[@]}" -b 1 -t 16 -s 0 "${short[@]}" -x 9 -n 9 -y 1 -o "too_short_${short[1]}"
             matches "$err" "--time-limit 0.*ended before one update of (16|160000000) tokens was finished"
         done
     done
