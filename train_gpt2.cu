@@ -1086,7 +1086,7 @@ static void build_model(Run *run, ModelOptions options) {
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
-    print_early_launches(run->backend);
+    if (is_gpu(run->backend)) { print_early_launches(); }
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
     gpt2_load(&run->model, &run->source, (uint64_t)a->seed);
     run->enqueued = run->step;

@@ -101,7 +101,7 @@ report "a run whose last steps are lost resumes from RUN/best if that is newer, 
     mkdir every/best.tmp && touch every/best.tmp/half
     cp -a every older && rm -r older/best
     run 0 -o every -y 1 -nk 1
-    says "$out" "resumed   at step $(best_step whole) from every/best, its newest checkpoint"
+    says "$out" "resumed   at step $(best_step whole) from every/best, the newest checkpoint"
     compare_whole every
     run 0 -o older -y 1 -nk 1
     matches "$out" '^resumed   at step [0-9]+$'
@@ -190,14 +190,14 @@ report "validations of other tokens are not compared: RUN/best gets a name with 
     run 0 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best --patience 9 -o other_tokens
     before=$(best_of other_tokens)
     run 0 -o other_tokens -y 1 -x 25 -m 5
-    says "$out" "note      validations were of 640 tokens and are of 320: --patience and --keep-best begin anew"
+    says "$out" "note      a validation scored 640 tokens, now 320: --patience and --keep-best start over"
     says other_tokens/best_000000"${before%% *}"/state.json '"val_tokens":	640'
     says other_tokens/best/state.json '"val_tokens":	320'
     equal "$(best_of other_tokens | cut -d ' ' -f 1)" 25
     run 0 -o other_tokens -y 1 -x 30 -b 8 -d 128 # -m 5 of 8 sequences: as many as at first
-    says "$out" "validations were of 320 tokens and are of 640"
+    says "$out" "a validation scored 320 tokens, now 640"
     run 0 -o other_tokens -y 1 -x 35 -b 4 -d 64 -m 10
-    lacks "$out" "^note .*begin anew"
+    lacks "$out" "^note .*start over"
 )"
 report "--keep-best=0 ends a resumed run's --keep-best and leaves its best checkpoint" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o ended

@@ -472,7 +472,7 @@ TEST(test_json_that_does_not_fit) {
         const char *member, *words;
     } rows[] = {
         // types
-        {"\"micro-batch\":\"8\"", "has \"8\" as \"micro-batch\", which takes a whole number from 1 to 65536; mend"},
+        {"\"micro-batch\":\"8\"", "has \"8\" as \"micro-batch\", which takes a whole number from 1 to 65536; fix"},
         {"\"micro-batch\":true", "has true as"},
         {"\"micro-batch\":null", "has null as"},
         {"\"micro-batch\":[8]", "has [8] as"},

@@ -46,8 +46,6 @@ put("table.parquet", b"PAR1\x15\x04" + bytes(100)); put("table.arrow", b"ARROW1\
 put("stream.arrow", b"\xff\xff\xff\xff" + struct.pack("<II", 400, 16) + bytes(400))
 put("book.pdf", "%PDF-1.7\n" + text)
 put("a.png", b"\x89PNG\r\n\x1a\n" + bytes(99)); put("a.jpg", b"\xff\xd8\xff\xe0" + bytes(99))
-put("a.mp4", b"\0\0\0\x20ftypisom" + bytes(99))
-put("a.bmp", b"BM" + struct.pack("<IIII", 154, 0, 54, 40) + bytes(99))
 put("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
 header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(60)
 put("model.safetensors", struct.pack("<Q", 60) + header.encode() + bytes(4))
@@ -79,7 +77,7 @@ put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
 put("utf16.txt", text.encode("utf-16-le"))
 put("marked32.txt", text.encode("utf-32"))
 put("cesu.txt", text.encode() + b"\xed\xa0\xbd\xed\xb8\x80\n\xf4\x90\x80\x80\n")  # surrogates, beyond U+10FFFF
-put("lines16.jsonl", lines.encode("utf-16-le"))
+put("error.html", "\n<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n".lstrip())
 put("speech.txt", '["Oh", she said, "no"]\n' + text); put("quotes.txt", '"Oh", she said: [1]\n' + text)
 put("special.txt", text + "<|endoftext|>\na <|endoftext|> b\n" + text)
 put("special.jsonl", json.dumps({"text": "a <|endoftext|> b"}) + "\n" + lines)
@@ -139,12 +137,11 @@ table.arrow|table.arrow is an Arrow table
 stream.arrow|stream.arrow is an Arrow stream of Hugging Face's datasets
 a.png|a.png is a PNG image
 a.jpg|a.jpg is a JPEG image
-a.bmp|a.bmp is no file of a known kind, expected text in UTF-8; it has NUL bytes: doc/files.md
-a.mp4|a.mp4 is no file of a known kind, expected text in UTF-8; it has NUL bytes
-program|program is no file of a known kind, expected text in UTF-8; it has NUL bytes
+program|program is a program, expected text in UTF-8
 pointer|pointer is a Git-LFS pointer, expected text in UTF-8; fetch the file: git lfs pull
 model.safetensors|model.safetensors is a safetensors model, expected text in UTF-8; give it with -e
 model.gguf|model.gguf is a GGUF model
+error.html|error.html is an HTML page, expected text in UTF-8; download the file itself
 marked32.txt|marked32.txt is text in UTF-16
 marked16.txt|marked16.txt is text in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16 -t UTF-8
 train.bin|train.bin is a file of token ids without a header, as nanoGPT's train.bin, expected
@@ -156,8 +153,6 @@ list.json|list.json line 1 is an array
 pretty.json|pretty.json line 1 is not a JSON object: found '['; jq -c '.[]' FILE writes one object per line
 object.json|object.json line 1 is not a JSON object
 alpaca.json|alpaca.json line 1 is an array
-utf16.txt|utf16.txt is no file of a known kind, expected text in UTF-8; it has NUL bytes
-lines16.jsonl|lines16.jsonl is no file of a known kind, expected text in UTF-8; it has NUL bytes
 ROWS
 
 report "the command in the message converts token ids of nanoGPT" "$(
@@ -227,6 +222,7 @@ while IFS='|' read -r file words; do
 done <<'ROWS'
 latin1.txt|2 bytes are NUL or not UTF-8, the first at byte 5893,,LATIN1
 gbk.txt|500 bytes are NUL or not UTF-8, the first at byte 0,,GBK: iconv -f
+utf16.txt|5890 bytes are NUL or not UTF-8, the first at byte 1,,UTF-16LE
 cesu.txt|10 bytes are NUL or not UTF-8, the first at byte 5890
 nul.txt|1 bytes are NUL or not UTF-8, the first at byte 5890
 latin1.jsonl|3 bytes are NUL or not UTF-8, the first at byte 12

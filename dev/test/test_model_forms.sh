@@ -177,7 +177,7 @@ names "a Git LFS pointer" "write('$model', $lfs)" form "is a Git-LFS pointer, ex
 llm.c's format; fetch the file: git lfs pull"
 names "a Git LFS pointer in an index" "split(); write('b.safetensors', $lfs)" form "b.safetensors is a Git-LFS pointer"
 names "a web page" "write('$model', b'<!DOCTYPE html><title>404</title>')" form/$model \
-    "is 33 bytes long and says that its header has"
+    "is an HTML page, expected a GPT-2"
 names "PyTorch's zip called safetensors" "write('$model', $zip + b'archive/data.pkl')" form \
     "is a file of PyTorch, expected"
 names "PyTorch's pickle called safetensors" "write('$model', $pickle)" form "is a file of PyTorch, expected"

@@ -157,8 +157,38 @@ report "-y 1 of a run that was killed before its first checkpoint begins it agai
     says "$out" "resumed   nothing: early holds no checkpoint yet"
     equal "$(steps early)" "1 2"
     same early/metrics.jsonl.old was.jsonl
+    rm -r early/step_* early/DONE_*
+    run 0 "${tiny[@]}" -x 3 -o early -y 1 -n 0
+    same early/metrics.jsonl.old was.jsonl
+    equal "$(wc -l <early/metrics.jsonl.old2) $(wc -l <early/metrics.jsonl)" "2 3"
     mkdir empty && run 0 "${tiny[@]}" -x 1 -o empty -y 1
     equal "$(steps empty)" 1
+    # weights beside the log of such a run are never begun over, and a refusal deletes nothing
+    sed -i 's/"checkpoint-every":.*/"checkpoint-every":9,/' early/config.json
+    mkdir early/best early/best.old && touch early/best/model.safetensors early/best.old/kept
+    before=$(snapshot)
+    run 2 "${tiny[@]}" -x 2 -o early -y 1
+    says "$err" "-y 1: 'early' holds best"
+    equal "$(diff <(echo "$before" | grep early/) <(snapshot | grep early/))" ""
+)"
+report "of two runs that begin in one new folder, the slower one is refused" "$(
+    "$trainer" -i text -e l8h8c256 -b 2 -t 16 "${quiet[@]}" -x 3 -n 1 -o race >first.out 2>first.err &
+    first=$!
+    started first.out '^machine' # its checks are made, and it builds its model
+    kill -s STOP $first
+    [ ! -e race ] || echo "the first run has its folder: nothing was tested"
+    run 0 "${tiny[@]}" -x 3 -n 1 -o race
+    kill -s CONT $first
+    wait $first
+    equal $? 2
+    says first.err "-o race holds another run or a model"
+    equal "$(checkpoints race)" "step_00000001 step_00000002 step_00000003"
+)"
+report "-y 1 without config.json takes the flags that are given, and none of a text without -e" "$(
+    run 0 -i text -e l1h2c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o lost_flags
+    rm lost_flags/config.json
+    run 0 -i text -b 2 -t 16 "${quiet[@]}" -x 3 -o lost_flags -y 1
+    matches "$out" '^resumed   at step 2$'
 )"
 report "an epoch is a part of the data: -y 1 with another -d or -b reads what is left of it" "$(
     head -c 4000 text >epoch_text
@@ -317,7 +347,7 @@ report "a reader of stdout that goes away ends a run as SIGHUP does, with a chec
     # ignored, as under a program that looks at the error itself
     { (trap '' PIPE && exec "$trainer" "${tiny[@]}" -x 9 -n 9 -o ignored_pipe 2>"$err"); echo $? >status; } | true
     equal "$(cat status)" 1
-    says "$err" "could not write to stdout: Broken pipe"
+    says "$err" "could not write to stdout: its reader is gone"
     equal "$(checkpoints ignored_pipe)" step_00000009
     "$trainer" "${long[@]}" -x 100000000 -o "no reader" -y 1 >"$out" 2>"$err" &
     started "$out" '^step '

@@ -13,7 +13,7 @@ replaced, the old one is called best.old. All ranks write to a checkpoint and re
 that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_path, create_done_file,
+defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path, create_done_file,
          checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest, checkpoint_of_run,
          checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
          checkpoint_load, checkpoint_load_state
@@ -144,17 +144,21 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder. Brings back RUN/best, whose
-// replacement was killed between two renames.
-static inline void remove_unfinished(const char *run_dir) {
+// Brings back RUN/best, whose replacement was killed between two renames.
+static inline void restore_best(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH];
     format_path(best, "%s/best", run_dir);
     format_path(path, "%s/best.old", run_dir);
-    if (access(best, F_OK) == 0) {
-        remove_folder(path);
-    } else if (access(path, F_OK) == 0) {
-        rename(path, best);  // after a failure best.old stays, until the next call
-    }
+    if (access(best, F_OK) != 0) { rename(path, best); }  // after a failure best.old stays, until the next call
+}
+
+// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder.
+static inline void remove_unfinished(const char *run_dir) {
+    char path[PATH_LENGTH], best[PATH_LENGTH];
+    restore_best(run_dir);
+    format_path(best, "%s/best", run_dir);
+    format_path(path, "%s/best.old", run_dir);
+    if (access(best, F_OK) == 0) { remove_folder(path); }
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         const char *name = entry->d_name;

@@ -57,16 +57,10 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(con
     stop_with(EXIT_RUN_FAILED, format, args);
 }
 
-// Stops if a line of stdout was not written: the disk is full, or a reader has gone and SIGPIPE is ignored. One more
-// write gives the reason, since the line may have failed long ago.
+// Stops if a line of stdout was not written, perhaps long ago.
 static inline void check_stdout(void) {
     if (fflush(stdout) == 0 && !ferror(stdout)) { return; }
-    clearerr(stdout);
-    errno = 0;
-    putchar('\n');
-    fflush(stdout);
-    run_error("could not write to stdout: %s; the files of -o are whole",
-              errno ? strerror(errno) : "lines are missing");
+    run_error("could not write to stdout: its reader is gone, or its disk is full; the files of -o are whole");
 }
 
 // malloc that never returns NULL

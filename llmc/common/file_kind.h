@@ -9,6 +9,7 @@ defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_ki
 #include <glob.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { LLMC_MAGIC = 20240326, TOKENIZER_BIN_MAGIC = 20240328, TOKEN_MAGIC = 20240520, HELLASWAG_MAGIC = 20240522 };
 
@@ -84,9 +85,6 @@ static inline bool head_is_safetensors(const char *head, size_t bytes) {
 
 static inline bool head_is_token_ids(const char *head, size_t bytes) { return head_token_type(head, bytes) != 0; }
 
-// no text in UTF-8, but images, sound, documents, programs and UTF-16 are such files
-static inline bool head_has_nul(const char *head, size_t bytes) { return memchr(head, 0, bytes) != NULL; }
-
 // ---- the table
 
 // clang-format off
@@ -100,7 +98,6 @@ static inline bool head_has_nul(const char *head, size_t bytes) { return memchr(
     { KIND, 0, 4, NULL, NULL, NUMBER, WHAT, ADVICE, NULL }
 #define TESTED(KIND, TEST, WHAT, ADVICE)                                                                               \
     { KIND, 0, 0, "", NULL, 0, WHAT, ADVICE, TEST }
-#define UNKNOWN "no file of a known kind"
 #define JSON_LINES "write its text as JSON lines"
 #define WRITES_GGUF "this trainer only writes them: give Hugging Face's or llm.c's form"
 #define OLD_TRANSFORMERS                                                                                               \
@@ -140,6 +137,8 @@ static const struct {
     FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),
     // documents and images
     FOREIGN("%PDF-", "a PDF document", "extract its text: pdftotext"),
+    FOREIGN("<!DOCTYPE html", "an HTML page", "download the file itself, or extract its text"),
+    FOREIGN("<!doctype html", "an HTML page", "download the file itself, or extract its text"),
     FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     // archives
@@ -149,12 +148,11 @@ static const struct {
     WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
     FOREIGN("\xfd\x37zXZ", "compressed with xz", UNPACK("unxz")),
     FOREIGN("\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK("unzstd")),
+    FOREIGN("\x7f\x45LF", "a program", GIVE_TEXT),
     FOREIGN("\x89PNG", "a PNG image", GIVE_TEXT),
     FOREIGN("\xff\xd8\xff", "a JPEG image", GIVE_TEXT),
     TESTED(FILE_RAW_TOKENS, head_is_token_ids, "a file of token ids without a header, as nanoGPT's train.bin", ""),
-    TESTED(FILE_PACKED, head_has_nul, UNKNOWN,
-     "it has NUL bytes: doc/files.md says what is read, and iconv -f UTF-16LE -t UTF-8 converts UTF-16"),
-    TESTED(FILE_OTHER, NULL, UNKNOWN, "doc/files.md says what files are read"),
+    TESTED(FILE_OTHER, NULL, "no file of a known kind", "doc/files.md says what files are read"),
 };
 // files that are told by their names where their bytes do not tell
 static const struct {

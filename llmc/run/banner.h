@@ -157,24 +157,21 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     print_data_notes(data, a);
     int64_t rest = data_epoch_rest(data, a, step, max_steps);
     if (data->has_examples && a->max_steps <= 0 && rest > 0) {
-        printf(
-            "note      -i: the run ends before the last %lld of %d sequences, which do not fill an update: a smaller "
-            "-d or -b reads more of them, or -x %lld all\n",
-            (long long)rest, data->train_rows.num_rows, max_steps + 1);
+        printf("note      -i: the last %lld of %d sequences fill no update and are not read; -x %lld reads them\n",
+               (long long)rest, data->train_rows.num_rows, max_steps + 1);
     }
     char checkpoint[PATH_LENGTH];
-    if (resumed_checkpoint(checkpoint, a) >= 0) {
-        bool best = has_ending(checkpoint, "/best");
-        printf("resumed   at step %lld%s%s%s\n", step, best ? " from " : "", best ? checkpoint : "",
-               best ? ", its newest checkpoint" : "");
-    } else if (a->resume) {
-        printf("resumed   nothing: %s holds no checkpoint yet, so the run begins; a metrics.jsonl that it had is "
-               "metrics.jsonl.old\n",
+    if (resumed_checkpoint(checkpoint, a) < 0 && a->resume) {
+        printf("resumed   nothing: %s holds no checkpoint yet; an earlier log is kept as metrics.jsonl.old\n",
                a->run_dir);
+    } else if (a->resume) {
+        printf(has_ending(checkpoint, "/best") ? "resumed   at step %lld from %s, the newest checkpoint\n"
+                                               : "resumed   at step %lld\n",
+               step, checkpoint);
     }
 }
 
-#define TEXT_ALONE "a text without -e trains a small model for an epoch, at least 2000 steps; -e d12 is GPT-2 124M"
+#define TEXT_ALONE "a text without -e trains a small model; -e d12 is GPT-2 124M"
 
 // The lines before the model is built. chosen: of choose_options
 static inline void print_banner(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, const char *chosen,
@@ -192,11 +189,10 @@ static inline void print_banner(const TrainArgs *a, const GPT2Config *c, const M
 }
 
 // The last line of the banner on a GPU: the trial of early launches is part of building the model.
-static inline void print_early_launches(const Backend *backend) {
+static inline void print_early_launches(void) {
 #ifdef HAVE_CUDA
-    if (is_gpu(backend)) { printf("launches  early launches are %s\n", early_launches ? "on" : "off"); }
+    printf("launches  early launches are %s\n", early_launches ? "on" : "off");
 #endif
-    (void)backend;
 }
 
 // ---- --plan and --version

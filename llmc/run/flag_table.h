@@ -14,6 +14,7 @@ defines: default_args, text_defaults, set_by_length, HELLASWAG_JSON, ARG, MAX_SE
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/flags.h"
+#include "llmc/run/model_source.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/layout.h"
 #include <limits.h>
@@ -418,7 +419,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
                         path);
         }
     }
-    bool text_alone = trains && !json && !args->model && args->train_data &&
+    bool text_alone = trains && !json && resumed_checkpoint(path, args) < 0 && !args->model && args->train_data &&
                       !token_files_match_shards(args->train_data) && file_kind(args->train_data) == FILE_OTHER;
     if (!json && !text_alone) { return NULL; }
     *args = default_args;

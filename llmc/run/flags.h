@@ -398,7 +398,7 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
             *(const char **)((char *)values + flag->offset) = text;
         } else if (!text || !flag_store(flag, values, text)) {
             flag_takes_text(flag, takes);
-            input_error("'%s' has %.60s as \"%s\", which takes %s; mend the file", path, cJSON_PrintUnformatted(item),
+            input_error("'%s' has %.60s as \"%s\", which takes %s; fix the file", path, cJSON_PrintUnformatted(item),
                         flag->name, takes);
         }
     }

@@ -40,6 +40,7 @@ static inline LogFile log_file_open(const char *path, bool empty) {
     char old[PATH_LENGTH];
     format_path(f.path, "%s", path);
     format_path(old, "%s.old", path);
+    for (int n = 2; empty && access(old, F_OK) == 0; n++) { format_path(old, "%s.old%d", path, n); }
     bool ready = !empty || rename(path, old) == 0 || errno == ENOENT;
     if (ready) { f.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, FILE_MODE); }
     if (f.fd < 0) {
@@ -253,11 +254,9 @@ static inline void logger_show(Logger *log) {
 // first step, on a GPU after the second, since the first tunes matmuls.
 static inline void logger_show_duration(const Logger *log, const StepReport *r, double by_steps) {
     double hours = (by_steps + log->steps_seen * r->ms / 1000) / 3600;
-    char steps[COUNT_LENGTH];
     if (log->steps_seen != (r->peak_rate > 0 ? 2 : 1) || hours < 1. / 6 || r->seconds_left < by_steps) { return; }
-    count_text(steps, (uint64_t)(r->max_steps - r->step + log->steps_seen));
-    printf(hours < 1 ? "time      about %.0f minutes for %s steps\n" : "time      about %.1f hours for %s steps\n",
-           hours < 1 ? 60 * hours : hours, steps);
+    printf("time      about %.*f %s for all steps\n", hours < 1 ? 0 : 1, hours < 1 ? 60 * hours : hours,
+           hours < 1 ? "minutes" : "hours");
 }
 
 // appends a member to a JSON object; a number that is not finite is null

@@ -25,7 +25,7 @@ typedef struct {
 // The checkpoint that -y 1 resumes: its step, and its folder; -1 and "": the run begins.
 static inline long long resumed_checkpoint(char *folder, const TrainArgs *a) {
     *folder = 0;
-    return a->resume && !a->generate && !a->eval ? checkpoint_newest(folder, a->run_dir) : -1;
+    return a->resume && a->run_dir && !a->generate && !a->eval ? checkpoint_newest(folder, a->run_dir) : -1;
 }
 
 // Stops at a folder with weights in another format, and names the file.

@@ -12,6 +12,7 @@ defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_che
 #include "llmc/common/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_open.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/logger.h"
@@ -31,6 +32,7 @@ static inline void name_run_dir(TrainArgs *a, Comm *world) {
     char name[64];
     snprintf(name, sizeof name, "%s", slash ? slash + 1 : a->train_data);
     name[strcspn(name, ".")] = 0;
+    if (!*name) { snprintf(name, sizeof name, "text"); }
     for (char *c = name; *c; c++) { *c = isalnum((unsigned char)*c) || *c == '-' ? *c : '_'; }
     for (int i = 1; i == 1 || access(a->named_dir, F_OK) == 0; i++) {
         snprintf(a->named_dir, sizeof a->named_dir, "runs/%s-%d", name, i);
@@ -57,15 +59,16 @@ static inline bool ended_early(const char *run_dir) {
     return early;
 }
 
-// name (PATH_LENGTH) = a file or folder of another run or of a model; "" if there is none
-static inline void find_other_run(char *name, const char *run_dir) {
-    static const char *const patterns[] = {"step_*[0-9]", "DONE_*[0-9]", "best",          "metrics.jsonl", "main.log",
-                                           "config.json", "*.pt",        "*.safetensors", "*model*.bin",   "*.gguf",
-                                           "*.pth",       "*.ckpt",      "*.h5",          "*.msgpack"};
+// name (PATH_LENGTH) = a file or folder of another run or a model; "": none. early: logs and config.json do not count
+static inline void find_other_run(char *name, const char *run_dir, bool early) {
+    static const char *const patterns[] = {"metrics.jsonl", "main.log", "config.json",  "step_*[0-9]", "DONE_*[0-9]",
+                                           "best",          "best_*",   "checkpoint-*", "*model*.bin", "*gpt2*.bin",
+                                           "*.safetensors", "*.pt",     "*.pth",        "*.ckpt",      "*.gguf",
+                                           "*.h5",          "*.npz",    "*.msgpack"};
     DIR *dir = opendir(run_dir);
     *name = 0;
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        for (size_t i = early ? 3 : 0; i < sizeof patterns / sizeof *patterns; i++) {
             if (fnmatch(patterns[i], entry->d_name, 0) == 0) { format_path(name, "%s", entry->d_name); }
         }
     }
@@ -82,14 +85,17 @@ static inline void check_run_dir(const TrainArgs *a) {
                     longest);
     }
     format_path(path, "%s/.", a->run_dir);
-    if (access(path, W_OK | X_OK) != 0 && errno != ENOENT) {
+    if (access(path, R_OK | W_OK | X_OK) != 0 && errno != ENOENT) {
         input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
                     a->run_dir, strerror(errno));
     }
-    if (a->resume) { remove_unfinished(a->run_dir); }  // of a killed save; a rename of best/ may be half done
-    if (resumed_checkpoint(path, a) >= 0) { return; }
-    find_other_run(name, a->run_dir);
-    if (!*name || (a->resume && ended_early(a->run_dir))) { return; }
+    if (a->resume) { restore_best(a->run_dir); }
+    bool resumes = resumed_checkpoint(path, a) >= 0;
+    find_other_run(name, a->run_dir, a->resume && ended_early(a->run_dir));
+    if (resumes || !*name) {
+        if (a->resume) { remove_unfinished(a->run_dir); }  // of a killed save
+        return;
+    }
     if (a->resume) {
         input_error("-y 1: '%s' holds %s, but no whole checkpoint, step_ folder or best/, to resume from; give a new "
                     "folder with -o",
@@ -211,7 +217,7 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
     bool writes = a->run_dir && world->rank == 0;
     char path[PATH_LENGTH];
     if (writes) { make_run_dir(a->run_dir); }
-    if (writes && *lock < 0) { *lock = lock_run_dir(a->run_dir); }
+    if (writes && *lock < 0 && (*lock = lock_run_dir(a->run_dir)) >= 0) { check_run_dir(a); }  // another may have begun
     bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
     if (shared) { check_shared_folder(a->run_dir, world); }
     if (!writes) { return; }
@@ -329,9 +335,9 @@ static inline Evaluations evaluations_read(const TrainArgs *a, const char *hella
         uint64_t other = evaluations_read_metrics(&e, path, step), of_best = evaluations_read_best(&e, a->run_dir);
         bool compares = (a->patience > 0 && other) || (keeps_best(a) && of_best);
         if (a->val_every > 0 && compares) {
-            printf("note      validations were of %s tokens and are of %s: --patience and --keep-best begin anew%s\n",
+            printf("note      a validation scored %s tokens, now %s: --patience and --keep-best start over%s\n",
                    count_text(before, of_best ? of_best : other), count_text(now, val_tokens),
-                   of_best ? ", and best/ stays under a name with its step" : "");
+                   of_best ? ", and best/ is kept as best_ with its step" : "");
         }
     }
     evaluations_check_patience(&e, a->patience);
@@ -363,10 +369,11 @@ static inline void check_time_limit(const TrainArgs *a, int steps_seen, const ch
 
 // Prints the command that resumes the run, if it has a checkpoint.
 static inline void print_resume_command(const TrainArgs *a) {
-    char folder[2 * PATH_LENGTH];
+    char program[2 * PATH_LENGTH], folder[2 * PATH_LENGTH];
     if (!a->run_dir || checkpoint_newest(folder, a->run_dir) < 0) { return; }
     printf("resume    ");
-    if (num_ranks(a) > 1) { printf("mpirun -np %d ", num_ranks(a)); }
-    printf("%s -o %s -y 1\n", program_invocation_name, shell_word(folder, sizeof folder, a->run_dir));
+    if (num_ranks(a) > 1 && a->init_method == COMM_INIT_MPI) { printf("mpirun -np %d ", num_ranks(a)); }
+    printf("%s -o %s -y 1\n", shell_word(program, sizeof program, program_invocation_name),
+           shell_word(folder, sizeof folder, a->run_dir));
     fflush(stdout);
 }

@@ -205,10 +205,8 @@ static inline size_t num_parameters(const GPT2Config *c) {
 static inline const char *parameters_text(char *text, const GPT2Config *c) {
     double n = (double)num_parameters(c);
     bool few = n < 1000, millions = n >= 999500;
-    snprintf(text, COUNT_LENGTH, "%.*f%s parameters", millions ? 1 : 0, few ? n : n / (millions ? 1e6 : 1e3),
-             few        ? ""
-             : millions ? "M"
-                        : "K");
+    const char *format = few ? "%.0f parameters" : millions ? "%.1fM parameters" : "%.0fK parameters";
+    snprintf(text, COUNT_LENGTH, format, few ? n : n / (millions ? 1e6 : 1e3));
     return text;
 }
 
