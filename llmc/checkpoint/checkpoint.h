@@ -13,8 +13,8 @@ replaced, the old one is called best.old. All ranks write to a checkpoint and re
 that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path, create_done_file,
-         checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest, checkpoint_of_run,
+defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path,
+         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest, checkpoint_of_run,
          checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
          checkpoint_load, checkpoint_load_state
 */

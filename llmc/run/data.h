@@ -3,7 +3,7 @@ The data of a run: the token files or examples of -i and -j, their loaders, Hell
 state.json.
 defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
          data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_last_step,
-         data_epoch_rest, data_val_tokens,         data_state_add, data_state_check, data_state_seek
+         data_epoch_rest, data_val_tokens, data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/common/check.h"
