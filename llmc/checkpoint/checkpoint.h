@@ -149,7 +149,8 @@ static inline void restore_best(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH];
     format_path(best, "%s/best", run_dir);
     format_path(path, "%s/best.old", run_dir);
-    if (access(best, F_OK) != 0) { rename(path, best); }  // after a failure best.old stays, until the next call
+    bool gone = access(best, F_OK) != 0 && access(path, F_OK) == 0;
+    if (gone) { rename(path, best); }  // after a failure best.old stays, until the next call
 }
 
 // Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder.
