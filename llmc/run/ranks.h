@@ -189,7 +189,7 @@ static inline void start_process(char **argv) {
 // Globals: a signal handler has no argument.
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
-static char signal_answer[160];                // what handle_signal prints
+static char signal_answer[160];                // printed at the first signal; "": nothing
 
 // Two signals within 0.2 s count as one, since `timeout` signals both the program and its group. SIGXCPU comes again
 // after each second of CPU time until the hard limit, and SIGPIPE with each line that has no reader.

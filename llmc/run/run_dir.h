@@ -59,7 +59,7 @@ static inline bool ended_early(const char *run_dir) {
     return early;
 }
 
-// name (PATH_LENGTH) = a file or folder of another run or a model; "": none. early: logs and config.json do not count
+// name (PATH_LENGTH) = a file or folder of another run or a model; "": none. early: skips the logs and config.json
 static inline void find_other_run(char *name, const char *run_dir, bool early) {
     static const char *const patterns[] = {"metrics.jsonl", "main.log", "config.json",  "step_*[0-9]", "DONE_*[0-9]",
                                            "best",          "best_*",   "checkpoint-*", "*model*.bin", "*gpt2*.bin",
