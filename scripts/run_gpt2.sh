@@ -5,7 +5,7 @@
 # data       token shards of 100M tokens, 200 MB: DATA/*_train_*.bin and DATA/*_val_*.bin. If they are missing,
 #            scripts/get_data.sh fetches them; SHARDS=N in the environment fetches N. DATA=FOLDER in the environment
 #            names another folder, for which nothing is fetched
-# resume     the same command resumes from the last checkpoint, bit for bit; flags at the end go to the trainer
+# resume     the same command resumes from the newest checkpoint, bit for bit; flags at the end go to the trainer
 # RANKS=8    trains on 8 GPUs of this machine, through mpirun; divide the hours in the four headers by 8
 # HellaSwag  scored at every validation once scripts/get_data.sh hellaswag has fetched it
 # An installed copy works in the current folder, with the program that was installed with it.

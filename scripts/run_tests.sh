@@ -2,7 +2,7 @@
 # Runs test programs and ends with `N passed, N failed` over all of them. Each argument is one command line.
 #   scripts/run_tests.sh [--tally FILE] COMMAND...
 #   --tally FILE   FILE holds the result of an earlier run, if it exists; this run adds its own
-# One more command runs at a time than there are cores: many of them sleep or wait.
+# Two more commands run at a time than there are cores: many of them sleep or wait.
 # A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes,
 # hangs or runs no test counts as one failed test. The output of a failed program is shown. The failed tests, with the
 # command that runs each program again, stand together above the last line, and above them what the tests skipped.
@@ -138,7 +138,7 @@ for test in "$@"; do
     number=$((number + 1))
     mkdir "$all/$number"
     printf '0 1\nnot finished: %s\n' "$test" >"$all/$number/result"
-    while [ "$(jobs -rp | wc -l)" -gt "$(nproc)" ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -gt $(($(nproc) + 1)) ]; do wait -n; done
     run "$all/$number" "$test" &
 done
 wait

@@ -110,7 +110,7 @@ losses_of() { sed -n '/"loss"/p' "$1/metrics.jsonl" 2>/dev/null | wc -l; }
 # RUN: the folders of saves that began after the file `mark` was made
 unfinished_save() { find "$1" -maxdepth 1 -name 'step_*.tmp' -newer mark 2>/dev/null; }
 # names of files that only an unfinished save or rewrite has
-left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' -o -name 'best.old' \) 2>/dev/null; }
+left_over() { find "$1" \( -name '*.tmp' -o -name '*.part' -o -name '*.new' \) 2>/dev/null; }
 
 # RUN EXPECTED [BEFORE]: each checkpoint is the one that the uninterrupted run has saved, and at most one save is
 # unfinished. The newest checkpoint is not older than BEFORE, the newest one before the fault, nor than those that the

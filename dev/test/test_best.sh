@@ -38,9 +38,13 @@ report "RUN/best has the lowest validation loss, also without -n" "$(
     run 0 "${overfit[@]}" -v 0 -x "$(best_step best_only)" -n 999 -o until
     same until/"$(folder_of "$(best_step best_only)")"/model.safetensors best_only/best/model.safetensors
 )"
-report "-e takes RUN/best, and RUN itself where no other checkpoint is" "$(
+report "-e takes RUN/best, and from RUN the newest checkpoint, as -y 1 does" "$(
     run 0 --generate 9 -e best_only/best --temperature 0 && cp "$out" from_best
     run 0 --generate 9 -e best_only --temperature 0 && same "$out" from_best
+    cp -a best_only both && run 0 "${overfit[@]}" -x 1 -n 1 -o first && cp -a first/step_00000001 both
+    run 0 --generate 9 -e both --temperature 0 && same "$out" from_best
+    run 0 --generate 9 -e both/step_00000001 --temperature 0
+    ! cmp -s "$out" from_best || echo "the untrained model writes the same: nothing was tested"
 )"
 report "RUN/best is the same beside checkpoints of -n, which -nk prunes" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -nk 1 -x 60 --keep-best -o pruned
@@ -119,7 +123,7 @@ killed_at() { # ARGUMENTS...: the run is killed where KILL_AT or KILL_AFTER says
     : >once
     { LD_PRELOAD=$scratch/kill.so KILL_ONCE=once run 137 "$@"; } 2>/dev/null
 }
-# the new checkpoint is best.tmp, the one before it becomes best.old, and the new one best
+# the new checkpoint is best.tmp, the one before it becomes best.old.tmp, and the new one best
 report "a run that was killed while RUN/best is replaced has it whole, and ends the same" "$(
     each=(-v 5 -n 5 -nk 1 --keep-best --patience 4)
     run 0 "${overfit[@]}" "${each[@]}" -x 400 -o each
@@ -133,10 +137,10 @@ report "a run that was killed while RUN/best is replaced has it whole, and ends 
         unset KILL_AT KILL_AFTER
         case $place in
         KILL_AT*) equal "$(holds cut)" "best best.tmp $(folder_of "$best")" ;;
-        *best) equal "$(holds cut)" "best.old best.tmp $(folder_of "$best")" ;;
-        *) equal "$(holds cut)" "best best.old $(folder_of "$best")" ;;
+        *best) equal "$(holds cut)" "best.old.tmp best.tmp $(folder_of "$best")" ;;
+        *) equal "$(holds cut)" "best best.old.tmp $(folder_of "$best")" ;;
         esac
-        for name in cut/best cut/best.old; do [ ! -d $name ] || run 0 --generate 1 -e $name; done
+        for name in cut/best cut/best.old.tmp; do [ ! -d $name ] || run 0 --generate 1 -e $name; done
         cp -a cut untouched
         run 0 -o untouched -y 1 -v 0 --keep-best=0 --patience 0 # no validation: the one before is back, or the new one
         equal "$(holds untouched)" "best $(folder_of "$best")"
@@ -159,9 +163,15 @@ report "an evaluation that only the resumed run makes gives RUN/best" "$(
     equal "$(best_of alone)" "$(lowest alone)"
     equal "$(best_step alone)" 5
 )"
-report "the validation after a damaged RUN/best/state.json replaces RUN/best" "$(
+report "a damaged RUN/best/state.json is refused before a validation would replace RUN/best" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o torn
     truncate -s 7 torn/best/state.json
+    for command in "-o torn -y 1 -x 10" "--generate 1 -e torn"; do
+        # shellcheck disable=SC2086
+        run 2 $command
+        says "$err" "'torn/best/state.json' has no step: it was cut short or edited; move the folder 'torn/best' away"
+    done
+    mv torn/best torn/aside
     run 0 -o torn -y 1 -x 10
     equal "$(best_of torn | cut -d ' ' -f 1)" 10
 )"

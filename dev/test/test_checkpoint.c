@@ -802,8 +802,9 @@ static void make_folder(const char *run, const char *name) {
 TEST(test_leftovers) {
     const char *run = new_folder("leftovers");
     static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp", "best.tmp",
-                                        "best.old"};
-    static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp", "step_00000005.txt", "best_b.tmp"};
+                                        "best.old.tmp"};
+    static const char *const kept[] = {"step_00000004",     "step_5.tmp", "mine.tmp",
+                                       "step_00000005.txt", "best_b.tmp", "best.old"};
     for (size_t i = 0; i < LEN(stale); i++) { make_folder(run, stale[i]); }
     for (size_t i = 0; i < LEN(kept); i++) { make_folder(run, kept[i]); }
     write_text(joined(run, "mark_1f.tmp"), "");
@@ -815,12 +816,12 @@ TEST(test_leftovers) {
     for (size_t i = 0; i < LEN(stale); i++) { assert_false(exists(run, stale[i])); }
     for (size_t i = 0; i < LEN(kept); i++) { assert_true(exists(joined(run, kept[i]), "junk")); }
     assert_true(exists(joined(run, "best"), "junk"));
-    // best.old stays while another file is called best
+    // best.old.tmp stays while another file is called best
     const char *best = joined(run, "best");
-    assert_int_equal(rename(best, joined(run, "best.old")), 0);
+    assert_int_equal(rename(best, joined(run, "best.old.tmp")), 0);
     assert_int_equal(symlink("nowhere", best), 0);
     remove_unfinished(run);
-    assert_true(exists(joined(run, "best.old"), "junk"));
+    assert_true(exists(joined(run, "best.old.tmp"), "junk"));
     assert_int_equal(unlink(best), 0);
     remove_unfinished(run);
     assert_true(exists(best, "junk"));
@@ -845,27 +846,27 @@ TEST(test_replaced) {
     char best[PATH_LENGTH], target;
     format_path(best, "%s/best", run);
     assert_int_equal(symlink("step_00000001", best), 0);
-    for (int i = 0; i < 4; i++) {
-        if (i == 2) { write_text(joined(best, "state.json"), "{"); }
-        if (i == 3) {
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) {
             write_text(joined(best, "state.json"), "{}");
             write_text(joined(best, "best.json"), "{}");
         }
         write_text(joined(best, "before"), "");
         save_best((void *)run);
         assert_int_equal(readlink(best, &target, 1), -1);
-        assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old"));
+        assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old.tmp"));
     }
     assert_true(exists(folder, "before"));         // where the link led
-    write_text(joined(best, "state.json"), "{}");  // as of a step
-    for (int i = 0; i < 2; i++) {
+    write_text(joined(best, "state.json"), "{}");  // as of a step; then damaged
+    for (int i = 0; i < 3; i++) {
         write_text(joined(best, "mine"), "");
         assert_stops(1, "best': Directory not empty; the checkpoints before it are whole: move that folder, then",
                      save_best, (void *)run);
         assert_true(exists(best, "mine"));
-        unlink(joined(best, "state.json"));
+        if (i == 0) { write_text(joined(best, "state.json"), "{"); }
+        if (i == 1) { unlink(joined(best, "state.json")); }
     }
-    assert_false(exists(run, "best.tmp") || exists(run, "best.old"));
+    assert_false(exists(run, "best.tmp") || exists(run, "best.old.tmp"));
 }
 
 static void check_to_resume(void *folder) { checkpoint_check((const char *)folder, "RUN", true); }

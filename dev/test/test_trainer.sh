@@ -27,6 +27,15 @@ close_losses() { # RUN RUN: equal losses but for the order of sums
 steps() { sed -nE 's/.*"step":([0-9]+),"loss".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
 checkpoints() { find "$1" -mindepth 1 -type d -printf '%f\n' | sort | paste -sd ' '; }
 
+# started FILE PATTERN: waits until a line of the file matches
+started() {
+    for ((i = 0; i < 30000; i++)); do
+        ! grep -q -- "$2" "$1" 2>/dev/null || return
+        sleep 0.02
+    done
+    echo "expected a line with '$2' in $1"
+}
+
 # write_shard FILE MAGIC VERSION COUNT IDS...: writes a token shard of llm.c with COUNT tokens in the header
 write_shard() {
     local bytes='' word id
@@ -165,7 +174,7 @@ report "-y 1 of a run that was killed before its first checkpoint begins it agai
     equal "$(steps empty)" 1
     # weights beside the log of such a run are never begun over, and a refusal deletes nothing
     sed -i 's/"checkpoint-every":.*/"checkpoint-every":9,/' early/config.json
-    mkdir early/best early/best.old && touch early/best/model.safetensors early/best.old/kept
+    mkdir early/best early/best.old.tmp && touch early/best/model.safetensors early/best.old.tmp/kept
     before=$(snapshot)
     run 2 "${tiny[@]}" -x 2 -o early -y 1
     says "$err" "-y 1: 'early' holds best"
@@ -264,14 +273,6 @@ report "the largest seed resumes" "$(
 
 # ---- interrupted and failing runs
 
-# started FILE PATTERN: waits until a line of the file matches
-started() {
-    for ((i = 0; i < 30000; i++)); do
-        ! grep -q -- "$2" "$1" 2>/dev/null || return
-        sleep 0.02
-    done
-    echo "expected a line with '$2' in $1"
-}
 # ends_on SIGNALS RUN: a long run that receives the signals in its first steps saves a checkpoint, exits 0, and resumes
 ends_on() {
     local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last signal
@@ -320,14 +321,14 @@ report "a signal stops a run within a validation or a step" "$(
 )"
 # cpu_time PROCESS: CPU time in hundredths of a second
 cpu_time() { awk '{ print $14 + $15 }' "/proc/$1/stat" 2>/dev/null || echo 999999; }
-# ended_by STATUS SIGNALS...: a run that receives the signals in a step of 10 s, after which the first alone would stop
-# it, exits with STATUS
+# ended_by STATUS SIGNALS...: a run that receives the signals in its first step, which takes 8 s and after which the
+# first alone would stop it, exits with STATUS. To build the model takes 0.6 s of CPU time.
 ended_by() {
     local signal in_step
     : >"$out"
-    "$trainer" -i long_text -e l8h8c512 -b 16 -t 512 -r 4 "${quiet[@]}" -x 1000 >"$out" 2>"$err" &
+    "$trainer" -i long_text -e l4h8c512 -b 16 -t 512 -r 4 "${quiet[@]}" -x 1000 >"$out" 2>"$err" &
     started "$out" '^machine'
-    in_step=$(($(cpu_time $!) + 50))
+    in_step=$(($(cpu_time $!) + 200))
     while [ "$(cpu_time $!)" -lt "$in_step" ]; do sleep 0.02; done
     # signals within 0.2 s of the first count as the first
     for signal in "${@:2}"; do

@@ -162,7 +162,7 @@ NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.
 # of compilers
 MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
 	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
-	test_predict.sh test_scale.sh test_plot.sh)
+	test_predict.sh test_scale.sh test_plot.sh test_setup.sh)
 # scripts whose cases are in `make test` and, with this argument, the others in `make test-all`
 MORE_CASES := 'dev/test/test_processes_model.sh more' 'dev/test/test_llmc.sh more'
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes_model.sh test_processes_errors.sh test_processes.sh \

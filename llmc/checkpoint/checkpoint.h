@@ -9,12 +9,12 @@ A checkpoint is a folder RUN/step_00000100 with
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
 (llmc/run/run_dir.h).
 A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. While RUN/best is
-replaced, the old one is called best.old. All ranks write to a checkpoint and read from it, so RUN must be one folder
-that every rank sees.
+replaced, the old one is called best.old.tmp. All ranks write to a checkpoint and read from it, so RUN must be one
+folder that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path,
-         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest, checkpoint_of_run,
+         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest,
          checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
          checkpoint_load, checkpoint_load_state
 */
@@ -148,9 +148,9 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
 static inline void restore_best(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH];
     format_path(best, "%s/best", run_dir);
-    format_path(path, "%s/best.old", run_dir);
+    format_path(path, "%s/best.old.tmp", run_dir);
     bool gone = access(best, F_OK) != 0 && access(path, F_OK) == 0;
-    if (gone) { rename(path, best); }  // after a failure best.old stays, until the next call
+    if (gone) { rename(path, best); }  // after a failure best.old.tmp stays, until the next call
 }
 
 // Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder.
@@ -158,7 +158,7 @@ static inline void remove_unfinished(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH];
     restore_best(run_dir);
     format_path(best, "%s/best", run_dir);
-    format_path(path, "%s/best.old", run_dir);
+    format_path(path, "%s/best.old.tmp", run_dir);
     if (access(best, F_OK) == 0) { remove_folder(path); }
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
@@ -225,7 +225,8 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
-// The step of RUN/best by its state.json; -1: no checkpoint has this name.
+// The step of RUN/best; -1: no checkpoint has this name. Stops if its state.json is damaged: a run that went on would
+// replace it.
 static inline long long checkpoint_best(const char *run_dir) {
     char path[PATH_LENGTH];
     format_path(path, "%s/best/state.json", run_dir);
@@ -233,6 +234,10 @@ static inline long long checkpoint_best(const char *run_dir) {
     const cJSON *step = json_get(state, "step");
     long long best = cJSON_IsNumber(step) && step->valuedouble >= 0 ? (long long)step->valuedouble : -1;
     cJSON_Delete(state);
+    if (best < 0 && access(path, F_OK) == 0) {
+        input_error("'%s' has no step: it was cut short or edited; move the folder '%s/best' away, then try again",
+                    path, run_dir);
+    }
     return best;
 }
 
@@ -243,20 +248,6 @@ static inline long long checkpoint_newest(char *folder, const char *run_dir) {
     if (latest >= 0) { checkpoint_path(folder, run_dir, latest); }
     if (best > latest) { format_path(folder, "%s/best", run_dir); }
     return best > latest ? best : latest;
-}
-
-// folder = a run's last checkpoint, or RUN/best without any. False, and "": there is neither.
-static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
-    char weights[PATH_LENGTH];
-    long long latest = checkpoint_latest(run_dir);
-    format_path(folder, "%s/best", run_dir);
-    format_path(weights, "%s/model.safetensors", folder);
-    if (latest >= 0) {
-        checkpoint_path(folder, run_dir, latest);
-    } else if (access(weights, F_OK) != 0) {
-        *folder = 0;
-    }
-    return *folder != 0;
 }
 
 // Reports a file of the run that could not be written. whole: the checkpoints that are not lost, with a verb: "the
@@ -349,24 +340,24 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     return agree_on_error(error, s->world, failed_rank);
 }
 
-// True if RUN/best is of --keep-best: its state.json has "val_loss" or is damaged. In older versions it is a link, and
-// in a copy of their runs a folder with best.json.
+// True if RUN/best is of --keep-best: its state.json has "val_loss". In older versions it is a link, and in a copy of
+// their runs a folder with best.json.
 static inline bool is_best(const char *folder) {
     char path[PATH_LENGTH], target;
     format_path(path, "%s/best.json", folder);
     if (readlink(folder, &target, 1) >= 0 || access(path, F_OK) == 0) { return true; }
     format_path(path, "%s/state.json", folder);
     cJSON *state = try_read_json(path);
-    bool kept = state ? cJSON_HasObjectItem(state, "val_loss") : access(path, F_OK) == 0;
+    bool kept = cJSON_HasObjectItem(state, "val_loss");
     cJSON_Delete(state);
     return kept;
 }
 
-// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old meanwhile, and comes
-// back after a failure. Returns 0 or an errno.
+// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old.tmp meanwhile, and
+// comes back after a failure. Returns 0 or an errno.
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
     char old[PATH_LENGTH];
-    format_path(old, "%s/best.old", run_dir);
+    format_path(old, "%s/best.old.tmp", run_dir);
     bool replaces = has_ending(folder, "/best") && is_best(folder) && rename(folder, old) == 0;
     int error = rename(aside, folder) == 0 ? 0 : errno;
     if (!error) {

@@ -157,7 +157,7 @@ static const Flag flag_table[] = {
     COUNT("nm", "major-every", major_every, "never delete checkpoints of steps divisible by N (default %s: none)"),
     OPTION("keep-best", keep_best, 0, 0, "0 1", "0|1",
      "keep the checkpoint with the lowest validation loss as DIR/best"),
-    SWITCH("y", "resume", resume, "resume from the last checkpoint in -o (default %s: off)", NOT_RESUMED),
+    SWITCH("y", "resume", resume, "resume from the newest checkpoint in -o (default %s: off)", NOT_RESUMED),
 
     FLAG_HEADING("Memory"),
     OPTION("fit", fit, 0.001, 1e6, NULL, "GIB",

@@ -1,5 +1,5 @@
 /*
-The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
+The model of a new or resumed run: the shape or weights of -e, or with -y 1 the newest checkpoint in -o.
 defines: ModelSource, resumed_checkpoint, model_source, hash_weights, check_trained, check_length, check_rows
 */
 #pragma once
@@ -39,11 +39,11 @@ static inline void refuse_other_folder(const char *folder) {
     }
 }
 
-// model = the file or folder of a model. A run directory stands for its last checkpoint. Stops if a folder has no
+// model = the file or folder of a model. A run directory stands for its newest checkpoint. Stops if a folder has no
 // model, or is a damaged checkpoint.
 static inline void find_model(char *model, const char *word) {
     char weights[PATH_LENGTH], folder[PATH_LENGTH];
-    if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
+    if (checkpoint_newest(model, word) < 0) { format_path(model, "%s", word); }
     bool is_file = has_ending(model, "/model.safetensors") || strcmp(model, "model.safetensors") == 0;
     format_path(folder, "%s", model);
     if (is_file) { folder_of(folder, model); }
@@ -91,7 +91,7 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
                 a->model);
 }
 
-// The model of -e, or with -y 1 that of the last checkpoint. data_vocab: of resolve_model
+// The model of -e, or with -y 1 that of the newest checkpoint. data_vocab: of resolve_model
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);

@@ -54,19 +54,19 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     }
 }
 
-// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none, or with a
-// note if tokenizer_open would refuse it.
+// path = the tokenizer's file in a folder, or in the newest checkpoint of a run directory; "" if there is none, or
+// with a note if tokenizer_open would refuse it.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     char checkpoint[PATH_LENGTH];
     *path = 0;
     if (!folder || access(folder, F_OK) != 0) { return; }
     tokenizer_in_folder(path, folder);
-    if (!*path && checkpoint_of_run(checkpoint, folder)) { tokenizer_in_folder(path, checkpoint); }
+    if (!*path && checkpoint_newest(checkpoint, folder) >= 0) { tokenizer_in_folder(path, checkpoint); }
     if (has_ending(path, ".json") && !tokenizer_json_is_known(path)) { *path = 0; }
 }
 
 // path = --tokenizer, or else the first of tokenizer.json, merges.txt and vocab.bpe in -e, in the folder that holds -e,
-// and in -o, each with its last checkpoint; else the tokenizer of the shards of -i or --eval; or "".
+// and in -o, each with its newest checkpoint; else the tokenizer of the shards of -i or --eval; or "".
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char parent[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
