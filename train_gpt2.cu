@@ -829,7 +829,8 @@ static void note_validation(Run *run, double loss, bool ending) {
     evaluations_check_patience(e, run->args->patience);
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
-    best_state_add(state, e, loss, run->args->run_dir, run->groups.world->rank == 0);
+    cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
+    cJSON_AddNumberToObject(state, "val_tokens", (double)e->tokens);
     if (save_checkpoint(run, "best", state, ending)) { e->best = logged_loss(loss); }
 }
 
@@ -900,16 +901,14 @@ static EvalModel eval_model(GPT2 *m) {
     return e;
 }
 
-// Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal interrupts an evaluation,
-// whose partial result is not logged.
+// Validates and scores HellaSwag, unless metrics.jsonl has this step's results. A signal ends it without a result.
 static void evaluate(Run *run, bool ending) {
-    const TrainArgs *a = run->args;
     EvalModel model = eval_model(&run->model);
     if (run->evaluations.val < run->step) {
-        Validation v = validate(&model, &run->data.val_loader, a->val_batches, run->text.tokenizer);
+        Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run->text.tokenizer);
         if (agreed_signal(run->groups.world)) { return; }
         note_validation(run, v.loss, ending);  // first: a run killed before logger_val validates again
-        logger_val(&run->log, run->step, v.loss, v.bits_per_byte, v.tokens);
+        logger_val(&run->log, run->step, v.loss, v.bits_per_byte, run->evaluations.tokens);
     }
     if (hellaswag_due(&run->evaluations, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag);
@@ -1022,8 +1021,8 @@ static StepReport finish_step(Run *run) {
     return *report;
 }
 
-// ---- from flags to a run that can take steps. *a changes by --fit, -f auto and the length of the run; all checks come
-// before the banner, since building the model may take a minute, and before the first byte is written
+// ---- from flags to a run that can take steps. *a changes by --fit, -f auto and the length of the run. Flags, data and
+// memory are checked before the banner, since building the model may take a minute; a new -o once more after it
 
 // Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
 static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
@@ -1057,6 +1056,7 @@ static void open_data(Run *run, TrainArgs *a) {
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*run->source.checkpoint) { restore_run(run, run->source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
+    if (run->max_steps > run->planned_steps) { data_check_ids(&run->data, a, run->max_steps); }  // else checked before
     FILE *notes = a->sample_every > 0 ? stdout : NULL;
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c, notes, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
@@ -1138,8 +1138,8 @@ static void advance(Run *run) {
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
 }
 
-// The training loop. At a pause the checkpoint comes first: a scheduler that stops the run may kill it before a long
-// evaluation ends. DONE_ of the last step comes last, for a script that restarts the run until that file exists.
+// The training loop. At a pause the checkpoint comes first: a scheduler may kill the run before a long evaluation ends.
+// DONE_ of the last step comes last, for a script that restarts the run until that file exists.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     open_ranks(&run, a, host);
@@ -1156,7 +1156,7 @@ static void train(TrainArgs *a, Comm *host) {
         ending = *reason || run.step >= run.max_steps;
         if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
         if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
-        check_skips(a, &run.outliers, &run.log, run.saved, ending);
+        check_skips(a, &run.outliers, &run.log, ending);
         check_time_limit(a, run.log.steps_seen, reason);
         if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluations, a, run.step, ending)) {
@@ -1169,7 +1169,7 @@ static void train(TrainArgs *a, Comm *host) {
         }
         if (!ending && !*stop_reason(&run)) { advance(&run); }
     }
-    if (run.step < run.max_steps && !*run.evaluations.patience_over) { print_resume_command(a); }
+    if ((run.step < run.max_steps || received_signal) && !*run.evaluations.patience_over) { print_resume_command(a); }
     run_close(&run);
 }
 
@@ -1243,7 +1243,7 @@ int main(int argc, char **argv) {
         }
     }
     cJSON_Delete(run_flags);
-    if (received_signal != SIGPIPE) { check_stdout(); }
+    if (!received_signal) { check_stdout(); }  // a signal may have ended the reader of stdout too
     comm_close(host);
     return status;
 }

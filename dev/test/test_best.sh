@@ -165,12 +165,15 @@ report "an evaluation that only the resumed run makes gives RUN/best" "$(
 )"
 report "a damaged RUN/best/state.json is refused before a validation would replace RUN/best" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o torn
-    truncate -s 7 torn/best/state.json
+    cp torn/best/state.json step.json && truncate -s 7 torn/best/state.json
     for command in "-o torn -y 1 -x 10" "--generate 1 -e torn"; do
         # shellcheck disable=SC2086
         run 2 $command
         says "$err" "'torn/best/state.json' has no step: it was cut short or edited; move the folder 'torn/best' away"
     done
+    cp -a torn worded && sed 's/"val_loss":.*/"val_loss":"2.5",/' step.json >worded/best/state.json
+    run 2 -o worded -y 1 -x 10
+    says "$err" "'worded/best/state.json' has a val_loss or val_tokens that is no number: it was edited; restore it"
     mv torn/best torn/aside
     run 0 -o torn -y 1 -x 10
     equal "$(best_of torn | cut -d ' ' -f 1)" 10
@@ -179,6 +182,11 @@ report "a damaged checkpoint names the one before it, which may be RUN/best" "$(
     run 0 "${overfit[@]}" -v 5 -n 10 -x 20 --keep-best -l 1e-3 -o hurt
     best=$(best_step hurt)
     equal "$best" 20
+    cp -a hurt same && truncate -s 100 same/step_00000020/optimizer.safetensors # best/ is of that step too, and whole
+    run 2 -o same -y 1
+    says "$err" "resumes from 'same/best', the newest one left"
+    mv same/step_00000020 same/step_00000020.damaged && run 0 -o same -y 1
+    says "$out" "resumed   at step 20 from same/best"
     cp -a hurt/step_00000010 kept && rm -r hurt/step_00000020 && truncate -s 100 hurt/best/model.safetensors
     run 2 -o hurt -y 1
     says "$err" "checkpoint 'hurt/best' is damaged: model.safetensors has 100 bytes"
@@ -199,6 +207,12 @@ report "a damaged checkpoint names the one before it, which may be RUN/best" "$(
 report "validations of other tokens are not compared: RUN/best gets a name with its step" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best --patience 9 -o other_tokens
     before=$(best_of other_tokens)
+    cp -a other_tokens cut_short
+    export KILL_AFTER=cut_short/best.tmp
+    killed_at -o cut_short -y 1 -x 25 -m 5
+    unset KILL_AFTER
+    run 0 -o cut_short -y 1 -v 0 --keep-best=0 --patience 0 # no validation: the one before has its name
+    says cut_short/best_000000"${before%% *}"/state.json '"val_tokens":	640'
     run 0 -o other_tokens -y 1 -x 25 -m 5
     says "$out" "note      a validation scored 640 tokens, now 320: --patience and --keep-best start over"
     says other_tokens/best_000000"${before%% *}"/state.json '"val_tokens":	640'

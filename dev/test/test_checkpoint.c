@@ -839,24 +839,17 @@ static void save_best(void *run) {
     free_model(&s);
 }
 
-// RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so
-// does a copy of a checkpoint.
+// RUN/best is replaced where --keep-best made it. A folder of the user stays, and so does a copy of a checkpoint.
 TEST(test_replaced) {
-    const char *run = new_folder("twice"), *folder = save_step(run, 1, "");
-    char best[PATH_LENGTH], target;
+    const char *run = new_folder("twice");
+    char best[PATH_LENGTH];
     format_path(best, "%s/best", run);
-    assert_int_equal(symlink("step_00000001", best), 0);
-    for (int i = 0; i < 3; i++) {
-        if (i == 2) {
-            write_text(joined(best, "state.json"), "{}");
-            write_text(joined(best, "best.json"), "{}");
-        }
-        write_text(joined(best, "before"), "");
+    save_step(run, 1, "");
+    for (int i = 0; i < 2; i++) {
         save_best((void *)run);
-        assert_int_equal(readlink(best, &target, 1), -1);
         assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old.tmp"));
+        write_text(joined(best, "before"), "");
     }
-    assert_true(exists(folder, "before"));         // where the link led
     write_text(joined(best, "state.json"), "{}");  // as of a step; then damaged
     for (int i = 0; i < 3; i++) {
         write_text(joined(best, "mine"), "");
@@ -878,7 +871,7 @@ static void check_without_files(void *folder) {
     check_to_resume(folder);
 }
 
-// The error names the file, the checkpoint before it, and the command that resumes from it. A file that cannot be read
+// The error names the file, the newest other checkpoint, and the command that resumes from it. A file that cannot be read
 // now is not damaged.
 TEST(test_damaged) {
     const char *run = new_folder("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
@@ -892,7 +885,7 @@ TEST(test_damaged) {
     write_text(joined(folder, "optimizer.safetensors"), "cut");
     check_weights((void *)folder);
     snprintf(words, sizeof words,
-             "; `mv %s %s.damaged && ./train_gpt2 -o RUN -y 1` resumes from '%s', the checkpoint before it; or delete "
+             "; `mv %s %s.damaged && ./train_gpt2 -o RUN -y 1` resumes from '%s', the newest one left; or delete "
              "%s/manifest.json if you changed the file\n",
              folder, folder, before, folder);
     assert_stops(2, words, check_to_resume, (void *)folder);
@@ -900,15 +893,14 @@ TEST(test_damaged) {
     unlink(joined(folder, "config.json"));
     snprintf(words, sizeof words,
              "-e: checkpoint '%s' is damaged: config.json could not be read: No such file or "
-             "directory; give -e %s, the checkpoint before it; or delete %s/manifest.json if you changed the file\n",
+             "directory; give -e %s, the newest one left; or delete %s/manifest.json if you changed the file\n",
              folder, before, folder);
     assert_stops(2, words, check_weights, (void *)folder);
     unlink(joined(before, "model.safetensors"));
-    snprintf(
-        words, sizeof words,
-        "; there is none before it: copy it again, or begin a new run from other weights with -e and another -o; or "
-        "delete %s/manifest.json if you changed the file\n",
-        before);
+    snprintf(words, sizeof words,
+             "; there is no other one: copy it again, or begin a new run from other weights with -e and another -o; or "
+             "delete %s/manifest.json if you changed the file\n",
+             before);
     assert_stops(2, words, check_to_resume, (void *)before);
     assert_stops(2, words, check_weights, (void *)before);
     unlink(joined(folder, "state.json"));
@@ -1117,7 +1109,6 @@ TEST(test_prune) {
         {1, 10, "10 20 30 40 50 60 "},
         {3, 40, "30 40 50 60 "},
         {1, 7, "60 "},
-        {1, 0, "20 60 "},  // RUN/best is a link to step 20
     };
     for (size_t i = 0; i < LEN(cases); i++) {
         char name[32], left[64] = "";
@@ -1131,7 +1122,6 @@ TEST(test_prune) {
             assert_int_equal(create_done_file(run, step), 0);
         }
         write_text(joined(run, "step_00000010.txt"), "a user's notes");
-        if (i == LEN(cases) - 1) { assert_int_equal(symlink("step_00000020", joined(run, "best")), 0); }
         checkpoint_prune(run, cases[i].keep, cases[i].major_every);
         assert_true(exists(run, "step_00000010.txt"));
         assert_false(exists(run, "step_00000010.tmp"));

@@ -77,7 +77,9 @@ put("gbk.txt", ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\n" * 50).encode("gbk"))
 put("utf16.txt", text.encode("utf-16-le"))
 put("marked32.txt", text.encode("utf-32"))
 put("cesu.txt", text.encode() + b"\xed\xa0\xbd\xed\xb8\x80\n\xf4\x90\x80\x80\n")  # surrogates, beyond U+10FFFF
-put("error.html", "\n<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n".lstrip())
+put("error.html", "<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n")
+put("page.html", "<html lang='en'>\n<head><title>A page</title></head></html>\n")
+put("book.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)); put("text.7z", b"7z\xbc\xaf\x27\x1c\0\4" + bytes(90))
 put("speech.txt", '["Oh", she said, "no"]\n' + text); put("quotes.txt", '"Oh", she said: [1]\n' + text)
 put("special.txt", text + "<|endoftext|>\na <|endoftext|> b\n" + text)
 put("special.jsonl", json.dumps({"text": "a <|endoftext|> b"}) + "\n" + lines)
@@ -142,7 +144,10 @@ pointer|pointer is a Git-LFS pointer, expected text in UTF-8; fetch the file: gi
 model.safetensors|model.safetensors is a safetensors model, expected text in UTF-8; give it with -e
 model.gguf|model.gguf is a GGUF model
 error.html|error.html is an HTML page, expected text in UTF-8; download the file itself
-marked32.txt|marked32.txt is text in UTF-16
+marked32.txt|marked32.txt is text in UTF-32, expected text in UTF-8; convert it: iconv -f UTF-32 -t UTF-8
+book.doc|book.doc is an Office document
+text.7z|text.7z is a 7z archive, expected text in UTF-8; unpack it: 7z x
+page.html|page.html is an HTML page
 marked16.txt|marked16.txt is text in UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16 -t UTF-8
 train.bin|train.bin is a file of token ids without a header, as nanoGPT's train.bin, expected
 gpt2.bin|gpt2.bin is a file of token ids without a header

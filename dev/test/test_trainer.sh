@@ -180,19 +180,22 @@ report "-y 1 of a run that was killed before its first checkpoint begins it agai
     says "$err" "-y 1: 'early' holds best"
     equal "$(diff <(echo "$before" | grep early/) <(snapshot | grep early/))" ""
 )"
-report "of two runs that begin in one new folder, the slower one is refused" "$(
-    "$trainer" -i text -e l8h8c256 -b 2 -t 16 "${quiet[@]}" -x 3 -n 1 -o race >first.out 2>first.err &
-    first=$!
-    started first.out '^machine' # its checks are made, and it builds its model
-    kill -s STOP $first
-    [ ! -e race ] || echo "the first run has its folder: nothing was tested"
-    run 0 "${tiny[@]}" -x 3 -n 1 -o race
-    kill -s CONT $first
-    wait $first
-    equal $? 2
-    says first.err "-o race holds another run or a model"
-    equal "$(checkpoints race)" "step_00000001 step_00000002 step_00000003"
-)"
+for resume in 0 1; do
+    report "of two runs that begin in one new folder with -y $resume, the slower one is refused" "$(
+        rm -rf race
+        "$trainer" -i text -e l8h8c256 -b 2 -t 16 "${quiet[@]}" -x 3 -n 1 -o race -y $resume >first.out 2>first.err &
+        first=$!
+        started first.out '^machine' # its checks are made, and it builds its model
+        kill -s STOP $first
+        [ ! -e race ] || echo "the first run has its folder: nothing was tested"
+        run 0 "${tiny[@]}" -x 3 -n 1 -o race -y $resume
+        kill -s CONT $first
+        wait $first
+        equal $? 2
+        says first.err "-o race holds another run or a model"
+        equal "$(checkpoints race)" "step_00000001 step_00000002 step_00000003"
+    )"
+done
 report "-y 1 without config.json takes the flags that are given, and none of a text without -e" "$(
     run 0 -i text -e l1h2c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o lost_flags
     rm lost_flags/config.json
@@ -235,7 +238,7 @@ report "-y 1 is as strict with config.json as with the command line" "$(
     says "$err" "'named/config.json' has \"0.002\" as \"learning-rate\", which takes a number from 0 to 1000"
     sed 's/"learning-rate":/"learning_rate":1, "lr":2, "learning-rate":/' good >named/config.json
     run 0 -o named -y 1 -x 5
-    says "$out" "note      config.json has names that are no flags, and without effect: learning_rate, lr"
+    says "$out" "note      config.json has unknown names, which are ignored: learning_rate, lr"
 )"
 report "--generate takes a run's last checkpoint" "$(
     run 0 --generate 5 -e whole --temperature 0 && cp "$out" from_run
@@ -345,6 +348,11 @@ report "a reader of stdout that goes away ends a run as SIGHUP does, with a chec
     equal "$(cat status)" 0
     equal "$(checkpoints "no reader" | wc -w)" 1
     says "$err" "train_gpt2: stopping after this micro-step, then saving"
+    # as at Ctrl-C, which ends the trainer and its reader
+    { echo $BASHPID >id && trap - PIPE && exec "$trainer" "${long[@]}" -o both_end 2>"$err" || echo $? >status; } |
+        { sed -n '/^step /q' && exec <&- && kill -s TERM "$(<id)"; }
+    equal "${PIPESTATUS[0]}" 0
+    equal "$(checkpoints both_end | wc -w)" 1
     # ignored, as under a program that looks at the error itself
     { (trap '' PIPE && exec "$trainer" "${tiny[@]}" -x 9 -n 9 -o ignored_pipe 2>"$err"); echo $? >status; } | true
     equal "$(cat status)" 1
@@ -472,8 +480,8 @@ report "a text without -e: -y 1 begins, and resumes with the same settings" "$(
     equal "$(flag alone/again checkpoint-every) $(flag alone/again warmup) $(flag alone/again micro-batch)" "2 1 12"
 )"
 report "only a text gets other defaults, and --plan has them" "$(
-    for data in ../good_0.bin lines; do
-        alone 0 -i $data --plan -s 0
+    for data in ../good_0.bin lines 'line?'; do
+        alone 0 -i "$data" --plan -s 0
         matches "$out" '^state +params +1[0-9]{8} '
     done
     alone 0 -i ../text --plan && grep -E '^(state|saved|scratch)' "$out" >alone.plan
@@ -854,7 +862,15 @@ refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
 refused "a folder without a model" "without model.safetensors" -i text -e dev_null
 refused "no validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "a token shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
-refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
+report "a token id past the vocabulary that only a longer -x reads is found before the first step" "$(
+    mkdir later && cp good_0.bin later/0.bin && write_shard later/1.bin 20240520 1 120 50257 "${ids[@]:1:119}"
+    run 0 -i 'later/*.bin' "${model[@]}" "${quiet[@]}" -b 1 -t 16 -d 16 -x 1 -n 1 -o longer --seed 2
+    run 0 -o longer -y 1 -x 2
+    run 2 -o longer -y 1 -x 9
+    says "$err" "is id 50257"
+    equal "$(steps longer)" "1 2"
+)"
+refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -v 0 -o new
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new

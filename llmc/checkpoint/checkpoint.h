@@ -14,7 +14,7 @@ folder that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path,
-         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_newest,
+         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_best, checkpoint_newest,
          checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
          checkpoint_load, checkpoint_load_state
 */
@@ -144,6 +144,17 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
+// a number in the state.json of the checkpoint RUN/name; -1: none
+static inline double state_number(const char *run_dir, const char *name, const char *key) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s/state.json", run_dir, name);
+    cJSON *state = try_read_json(path);
+    const cJSON *item = json_get(state, key);
+    double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    cJSON_Delete(state);
+    return number;
+}
+
 // Brings back RUN/best, whose replacement was killed between two renames.
 static inline void restore_best(const char *run_dir) {
     char path[PATH_LENGTH], best[PATH_LENGTH];
@@ -153,13 +164,22 @@ static inline void restore_best(const char *run_dir) {
     if (gone) { rename(path, best); }  // after a failure best.old.tmp stays, until the next call
 }
 
+// Deletes best.old.tmp beside RUN/best, or names it best_<step> if its loss is of other validation tokens.
+static inline void drop_old_best(const char *run_dir) {
+    char path[PATH_LENGTH], kept[PATH_LENGTH];
+    format_path(path, "%s/best.old.tmp", run_dir);
+    format_path(kept, "%s/best_%08.0f", run_dir, state_number(run_dir, "best.old.tmp", "step"));
+    double tokens = state_number(run_dir, "best.old.tmp", "val_tokens");
+    bool other = tokens >= 0 && tokens != state_number(run_dir, "best", "val_tokens");
+    if (!other || rename(path, kept) != 0) { remove_folder(path); }
+}
+
 // Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder.
 static inline void remove_unfinished(const char *run_dir) {
-    char path[PATH_LENGTH], best[PATH_LENGTH];
+    char path[PATH_LENGTH];
     restore_best(run_dir);
-    format_path(best, "%s/best", run_dir);
-    format_path(path, "%s/best.old.tmp", run_dir);
-    if (access(best, F_OK) == 0) { remove_folder(path); }
+    format_path(path, "%s/best", run_dir);
+    if (access(path, F_OK) == 0) { drop_old_best(run_dir); }
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         const char *name = entry->d_name;
@@ -230,10 +250,7 @@ static inline long long checkpoint_latest(const char *run_dir) {
 static inline long long checkpoint_best(const char *run_dir) {
     char path[PATH_LENGTH];
     format_path(path, "%s/best/state.json", run_dir);
-    cJSON *state = try_read_json(path);
-    const cJSON *step = json_get(state, "step");
-    long long best = cJSON_IsNumber(step) && step->valuedouble >= 0 ? (long long)step->valuedouble : -1;
-    cJSON_Delete(state);
+    long long best = (long long)state_number(run_dir, "best", "step");
     if (best < 0 && access(path, F_OK) == 0) {
         input_error("'%s' has no step: it was cut short or edited; move the folder '%s/best' away, then try again",
                     path, run_dir);
@@ -288,18 +305,13 @@ static inline void checkpoint_sync_done(const char *run_dir, long long pending) 
 }
 
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
-// In a run that an older version began, RUN/best may be a link to a checkpoint, which stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     char path[PATH_LENGTH];
-    struct stat best, info;
     long long *steps;
-    format_path(path, "%s/best", run_dir);
-    if (stat(path, &best) != 0) { best.st_ino = 0; }
     int count = checkpoint_list(run_dir, &steps), minor = 0;
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
-        checkpoint_path(path, run_dir, steps[i]);
-        if (minor++ < keep || (stat(path, &info) == 0 && info.st_ino == best.st_ino)) { continue; }
+        if (minor++ < keep) { continue; }
         done_path(path, run_dir, steps[i]);
         unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
@@ -340,25 +352,14 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     return agree_on_error(error, s->world, failed_rank);
 }
 
-// True if RUN/best is of --keep-best: its state.json has "val_loss". In older versions it is a link, and in a copy of
-// their runs a folder with best.json.
-static inline bool is_best(const char *folder) {
-    char path[PATH_LENGTH], target;
-    format_path(path, "%s/best.json", folder);
-    if (readlink(folder, &target, 1) >= 0 || access(path, F_OK) == 0) { return true; }
-    format_path(path, "%s/state.json", folder);
-    cJSON *state = try_read_json(path);
-    bool kept = cJSON_HasObjectItem(state, "val_loss");
-    cJSON_Delete(state);
-    return kept;
-}
-
 // Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old.tmp meanwhile, and
 // comes back after a failure. Returns 0 or an errno.
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
     char old[PATH_LENGTH];
     format_path(old, "%s/best.old.tmp", run_dir);
-    bool replaces = has_ending(folder, "/best") && is_best(folder) && rename(folder, old) == 0;
+    // a RUN/best without a loss is not of --keep-best, and stays
+    bool is_best = has_ending(folder, "/best") && state_number(run_dir, "best", "val_loss") >= 0;
+    bool replaces = is_best && rename(folder, old) == 0;
     int error = rename(aside, folder) == 0 ? 0 : errno;
     if (!error) {
         error = sync_folder(run_dir);
@@ -366,7 +367,7 @@ static inline int checkpoint_rename(const char *aside, const char *folder, const
         if (error && rename(folder, aside) != 0) { return errno; }
     }
     if (error && replaces && rename(old, folder) != 0) { return errno; }
-    if (!error && replaces) { remove_folder(old); }
+    if (!error && replaces) { drop_old_best(run_dir); }
     return error;
 }
 
@@ -394,7 +395,7 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
-// Stops at a checkpoint that disagrees with its manifest, and names the checkpoint before it. resumes: the command is a
+// Stops at a checkpoint that disagrees with its manifest, and names the newest other one. resumes: the command is a
 // -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
 // state.json is no checkpoint.
 static inline void checkpoint_check(const char *folder, const char *run_dir, bool resumes) {
@@ -417,15 +418,15 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     for (int i = 0; i < count && steps[i] < step; i++) { latest = steps[i]; }
     free(steps);
     if (latest >= 0) { checkpoint_path(before, run, latest); }
-    if (!is_best && best > latest && best < step) { format_path(before, "%s/best", run); }
-    char remedy[4 * PATH_LENGTH] = "there is none before it: copy it again, or begin a new run from other weights with "
+    if (!is_best && best > latest && best <= step) { format_path(before, "%s/best", run); }
+    char remedy[4 * PATH_LENGTH] = "there is no other one: copy it again, or begin a new run from other weights with "
                                    "-e and another -o";
     if (*before && resumes) {
         snprintf(remedy, sizeof remedy,
-                 "`mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', the checkpoint before it", folder,
-                 folder, run_dir, before);
+                 "`mv %s %s.damaged && ./train_gpt2 -o %s -y 1` resumes from '%s', the newest one left", folder, folder,
+                 run_dir, before);
     } else if (*before) {
-        snprintf(remedy, sizeof remedy, "give -e %s, the checkpoint before it", before);
+        snprintf(remedy, sizeof remedy, "give -e %s, the newest one left", before);
     }
     input_error("%scheckpoint '%s' is damaged: %s; %s; or delete %s/" MANIFEST " if you changed the file",
                 resumes ? "" : "-e: ", folder, why, remedy, folder);

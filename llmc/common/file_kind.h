@@ -1,7 +1,7 @@
 /*
 The kinds of files, by their first bytes: one table for all readers. Only JSON goes by its ending too.
-defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_kind, row_of_name, NAMED_KINDS,
-         refuse_bytes, refuse_kind, refuse_binary
+defines: TOKEN_MAGIC, FILE_TOKENS, FILE_HEAD, find_files, kind_of_bytes, file_kind, kind_of_first, row_of_name,
+         NAMED_KINDS, refuse_bytes, refuse_kind, refuse_binary
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -137,13 +137,17 @@ static const struct {
     FOREIGN("SQLite format 3\0", "an SQLite database", JSON_LINES),
     // documents and images
     FOREIGN("%PDF-", "a PDF document", "extract its text: pdftotext"),
+    FOREIGN("\xd0\xcf\x11\xe0", "an Office document", "save it as text"),
+    WITH("<html", "<head", "an HTML page", "download the file itself, or extract its text"),
     FOREIGN("<!DOCTYPE html", "an HTML page", "download the file itself, or extract its text"),
     FOREIGN("<!doctype html", "an HTML page", "download the file itself, or extract its text"),
+    FOREIGN("\xff\xfe\0\0", "text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
     FOREIGN("\xff\xfe", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     FOREIGN("\xfe\xff", "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     // archives
     {FILE_PACKED, 0, 4, "PK\3\4", NULL, 0, "a zip archive", UNPACK("unzip"), NULL},
     AT(257, "ustar", NULL, "a tar archive", UNPACK("tar xf")),
+    FOREIGN("7z\xbc\xaf", "a 7z archive", UNPACK("7z x")),
     FOREIGN("\x1f\x8b", "compressed with gzip", UNPACK("gunzip")),
     WITH("BZh", "1AY&SY", "compressed with bzip2", UNPACK("bunzip2")),
     FOREIGN("\xfd\x37zXZ", "compressed with xz", UNPACK("unxz")),
@@ -209,6 +213,15 @@ static inline int file_kind(const char *path) {
     char head[FILE_HEAD];
     int kind = kind_of_bytes(head, read_head(head, path));
     return kind == FILE_OTHER && name_is_json(path) ? FILE_JSON : kind;
+}
+
+// the kind of the first file that matches a glob pattern
+static inline int kind_of_first(const char *pattern) {
+    glob_t found;
+    if (!find_files(&found, pattern)) { return FILE_OTHER; }
+    int kind = file_kind(found.gl_pathv[0]);
+    globfree(&found);
+    return kind;
 }
 
 // the row of named_kinds, or NAMED_KINDS

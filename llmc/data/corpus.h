@@ -357,7 +357,8 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const cha
     *error = *line == '[' ? "is not a JSON object; jq -c '.[]' FILE writes one object per line"
                           : "is not a JSON object; jq -c . FILE writes one object per line";
     if (memchr(line, 0, bytes)) {
-        *error = "has a NUL byte, which JSON cannot hold; tr -d '\\0' <FILE >NEW removes NULs";
+        *error = "has a NUL byte, which JSON cannot hold; if it is UTF-16, iconv -f UTF-16LE -t UTF-8 FILE >NEW "
+                 "converts it, else tr -d '\\0' <FILE >NEW removes NULs";
         return NULL;
     }
     for (size_t i = 0; i < bytes;) {

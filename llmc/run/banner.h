@@ -157,13 +157,12 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Mo
     print_data_notes(data, a);
     int64_t rest = data_epoch_rest(data, a, step, max_steps);
     if (data->has_examples && a->max_steps <= 0 && rest > 0) {
-        printf("note      -i: the last %lld of %d sequences fill no update and are not read; -x %lld reads them\n",
+        printf("note      -i: %lld of %d sequences do not fill an update and are left out; -x %lld reads them too\n",
                (long long)rest, data->train_rows.num_rows, max_steps + 1);
     }
     char checkpoint[PATH_LENGTH];
     if (resumed_checkpoint(checkpoint, a) < 0 && a->resume) {
-        printf("resumed   nothing: %s holds no checkpoint yet; an earlier log is kept as metrics.jsonl.old\n",
-               a->run_dir);
+        printf("resumed   nothing: %s holds no checkpoint yet, so the run begins\n", a->run_dir);
     } else if (a->resume) {
         printf(has_ending(checkpoint, "/best") ? "resumed   at step %lld from %s, the newest checkpoint\n"
                                                : "resumed   at step %lld\n",
@@ -277,7 +276,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     bool json = a->plan && strcmp(a->plan, "json") == 0;
     int vocab_size = BYTE_VOCABULARY;
     if (a->train_data) {
-        TokenFiles files = token_files_open("-i", a->train_data);
+        TokenFiles files = token_files_open(train_data_flag(a), a->train_data);
         vocab_size = data_vocab(&files, a);
         args_for_examples(a, data_are_examples(&files));
         token_files_close(&files);

@@ -2,8 +2,8 @@
 The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
 state.json.
 defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
-         data_find_tokenizer, data_open_loaders, data_open_hellaswag, check_same_data, data_close, data_last_step,
-         data_epoch_rest, data_val_tokens, data_state_add, data_state_check, data_state_seek
+         data_find_tokenizer, data_open_loaders, data_check_ids, data_open_hellaswag, check_same_data, data_close,
+         data_last_step, data_epoch_rest, data_val_tokens, data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -146,7 +146,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
                     "flags)");
     }
-    d->files = data_open_files(a->saved_train_data ? "-i in config.json" : "-i", a->train_data);
+    d->files = data_open_files(train_data_flag(a), a->train_data);
     d->has_examples = data_are_examples(&d->files);
     args_for_examples(a, d->has_examples);
     d->files.vocab_size = data_vocab(&d->files, a);
@@ -226,13 +226,17 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
         if (a->val_every == 0) { return; }
         dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
     } else {
-        double steps = a->max_steps < 0 || a->resume ? INFINITY : (double)a->max_steps;
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
-        dataloader_check_ids(&d->train_loader, steps * (double)tokens_of_update(a) / a->T);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
         dataloader_check_ids(&d->val_loader, INFINITY);
     }
+}
+
+// Stops at a bad token id in the training data of the first max_steps updates.
+static inline void data_check_ids(RunData *d, const TrainArgs *a, long long max_steps) {
+    double sequences = (double)max_steps * (double)tokens_of_update(a) / a->T;
+    if (!d->has_examples) { dataloader_check_ids(&d->train_loader, sequences); }
 }
 
 // -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval

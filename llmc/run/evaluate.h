@@ -55,7 +55,6 @@ static inline double eval_bits_per_byte(double nats, double bytes) { return byte
 
 typedef struct {
     double loss, bits_per_byte;  // in nats per token; NAN if the tokenizer is unknown
-    uint64_t tokens;             // that were scored, each once
 } Validation;
 
 // Scores val_batches micro-batches of the loader, -1 for all. Ranks take them in turn, so the tokens do not depend on
@@ -82,8 +81,7 @@ static inline Validation validate(const EvalModel *m, DataLoader *loader, int va
     free(token_bytes);
     sum = m->sum(m->model, sum);
     targets = m->sum(m->model, targets);
-    Validation v = {sum / targets, eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes)),
-                    (uint64_t)llround(targets * (double)positions)};
+    Validation v = {sum / targets, eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes))};
     return v;
 }
 

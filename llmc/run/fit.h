@@ -29,18 +29,18 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // The type of gradients. A sum in bf16 is off by up to 1 % after 128 roundings; past 512 equal terms each is less than
 // half of its last bit, and adds nothing (doc/memory.md). wte's gradient is rounded most: with each logits chunk of the
-// micro-batches that accumulate in it. From stage 2 on they accumulate in fp32 shards. -gd auto is fp32 for several
-// micro-batches, too many roundings, and as many GPUs: NCCL may add them one by one in bf16, while MPI adds in fp32.
+// micro-batches that accumulate in it. From stage 2 on they accumulate in fp32 shards. -gd auto is fp32 if several
+// micro-batches accumulate, or too many roundings add up: NCCL may round once for each GPU, while MPI adds in fp32.
 static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
     enum { MAX_ROUNDINGS = 128 };
     int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
     int sums = shards_gradients(&o->sharding) ? 1 : o->micro_steps;
-    bool many = chunks * sums > MAX_ROUNDINGS, many_gpus = is_gpu(o->backend) && o->sharding.dp_size > MAX_ROUNDINGS;
-    const DType types[] = {sums > 1 || many || many_gpus ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
-    if (many && a->gradients == GRADIENTS_BF16) {
+    int64_t own = chunks * sums, all = own + (is_gpu(o->backend) ? o->sharding.dp_size - 1 : 0);
+    const DType types[] = {sums > 1 || all > MAX_ROUNDINGS ? DT_REAL : DT_FLOATX, DT_REAL, DT_BF16};
+    if (own > MAX_ROUNDINGS && a->gradients == GRADIENTS_BF16) {
         input_error("-gd bf16 would round a gradient %lld times in an update, and after more than %d times the norm is "
                     "off by over 1 %%; give -gd auto, which adds in fp32",
-                    (long long)chunks * sums, (int)MAX_ROUNDINGS);
+                    (long long)own, (int)MAX_ROUNDINGS);
     }
     return types[a->gradients];
 }

@@ -57,7 +57,7 @@ static const TrainArgs default_args = {
 
 // The defaults of training on a text without -e, where GPT-2 124M would take days: 0.8M parameters learn words within a
 // minute. BY_LENGTH, which no flag takes, stands for a value that set_by_length sets.
-enum { BY_LENGTH = -2, LEAST_STEPS = 2000 };
+enum { BY_LENGTH = -2, MIN_STEPS = 2000 };
 static const char *const text_defaults[] = {"",   "-e",  "l4h4c128", "-b",  "12", "-t",  "64",  "-l", "1e-3",
                                             "-q", "0.1", "-c",       "0.1", "-g", "200", "-nk", "1"};
 
@@ -65,7 +65,7 @@ static const char *const text_defaults[] = {"",   "-e",  "l4h4c128", "-b",  "12"
 static inline void set_by_length(TrainArgs *a, int64_t epoch) {
     int *const flags[] = {&a->warmup, &a->val_every, &a->checkpoint_every, &a->sample_every};
     const int shares[] = {40, 16, 16, 4};
-    if (a->max_steps == BY_LENGTH) { a->max_steps = epoch < LEAST_STEPS ? LEAST_STEPS : -1; }
+    if (a->max_steps == BY_LENGTH) { a->max_steps = epoch < MIN_STEPS ? MIN_STEPS : -1; }
     int64_t steps = a->max_steps > 0 ? a->max_steps : epoch;
     for (int i = 0; i < 4; i++) {
         if (*flags[i] == BY_LENGTH) { *flags[i] = steps < INT_MAX ? (int)steps / shares[i] + 1 : INT_MAX; }
@@ -420,7 +420,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
         }
     }
     bool text_alone = trains && !json && resumed_checkpoint(path, args) < 0 && !args->model && args->train_data &&
-                      !token_files_match_shards(args->train_data) && file_kind(args->train_data) == FILE_OTHER;
+                      !token_files_match_shards(args->train_data) && kind_of_first(args->train_data) == FILE_OTHER;
     if (!json && !text_alone) { return NULL; }
     *args = default_args;
     args->text_alone = text_alone;

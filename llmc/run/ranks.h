@@ -213,10 +213,10 @@ static inline void catch_signals(const TrainArgs *a) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGPIPE};
     bool by_mpirun = num_ranks(a) > 1 && a->init_method == COMM_INIT_MPI;  // it kills the ranks a second later
     if (a->rank == 0 && !by_mpirun) {
-        snprintf(signal_answer, sizeof signal_answer,
-                 "\ntrain_gpt2: stopping after this %s%s; Ctrl-C again stops without saving\n",
+        snprintf(signal_answer, sizeof signal_answer, "\ntrain_gpt2: stopping after this %s%s\n",
                  num_ranks(a) > 1 ? "update" : "micro-step",
-                 a->checkpoint_every > 0 ? ", then saving" : "; nothing will be saved, as -n is not given");
+                 a->checkpoint_every > 0 ? ", then saving; Ctrl-C again stops without saving"
+                                         : "; nothing is saved without -n, and Ctrl-C again stops at once");
     }
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action, before;

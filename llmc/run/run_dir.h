@@ -2,7 +2,7 @@
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
 defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step,
-         open_run_dir, check_skips, evaluations_read, best_state_add, check_time_limit, print_resume_command
+         open_run_dir, check_skips, evaluations_read, check_time_limit, print_resume_command
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -32,7 +32,7 @@ static inline void name_run_dir(TrainArgs *a, Comm *world) {
     char name[64];
     snprintf(name, sizeof name, "%s", slash ? slash + 1 : a->train_data);
     name[strcspn(name, ".")] = 0;
-    if (!*name) { snprintf(name, sizeof name, "text"); }
+    if (!*name || strchr(name, '*')) { snprintf(name, sizeof name, "text"); }
     for (char *c = name; *c; c++) { *c = isalnum((unsigned char)*c) || *c == '-' ? *c : '_'; }
     for (int i = 1; i == 1 || access(a->named_dir, F_OK) == 0; i++) {
         snprintf(a->named_dir, sizeof a->named_dir, "runs/%s-%d", name, i);
@@ -91,7 +91,7 @@ static inline void check_run_dir(const TrainArgs *a) {
     }
     if (a->resume) { restore_best(a->run_dir); }
     bool resumes = resumed_checkpoint(path, a) >= 0;
-    find_other_run(name, a->run_dir, a->resume && ended_early(a->run_dir));
+    if (!resumes) { find_other_run(name, a->run_dir, a->resume && ended_early(a->run_dir)); }
     if (resumes || !*name) {
         if (a->resume) { remove_unfinished(a->run_dir); }  // of a killed save
         return;
@@ -181,8 +181,7 @@ static inline void print_unknown_flags(const cJSON *config) {
         char name[FLAG_TEXT];
         snprintf(name, sizeof name, "--%s", item->string);
         if (flag_find(flag_table, NUM_FLAGS, name, strlen(name)) || strcmp(item->string, "chosen") == 0) { continue; }
-        printf("%s%s", found++ ? ", " : "note      config.json has names that are no flags, and without effect: ",
-               item->string);
+        printf("%s%s", found++ ? ", " : "note      config.json has unknown names, which are ignored: ", item->string);
     }
     if (found) { putchar('\n'); }
 }
@@ -217,7 +216,12 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
     bool writes = a->run_dir && world->rank == 0;
     char path[PATH_LENGTH];
     if (writes) { make_run_dir(a->run_dir); }
-    if (writes && *lock < 0 && (*lock = lock_run_dir(a->run_dir)) >= 0) { check_run_dir(a); }  // another may have begun
+    if (writes && *lock < 0) {  // the folder is new, and another run may have begun in it meanwhile
+        TrainArgs begun = *a;
+        begun.resume = 0;
+        *lock = lock_run_dir(a->run_dir);
+        check_run_dir(&begun);
+    }
     bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
     if (shared) { check_shared_folder(a->run_dir, world); }
     if (!writes) { return; }
@@ -254,15 +258,14 @@ static inline long long resumed_step(const cJSON *state, const TrainArgs *a, con
 }
 
 // Stops a run in which MAX_SKIPS updates in a row were skipped, or that ends without an update because no loss or norm
-// was finite. saved: the step of the last checkpoint; 0: none
-static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, long long saved,
-                               bool ending) {
+// was finite.
+static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, bool ending) {
     bool all = outliers->skipped > 0 && outliers->skipped == log->steps_seen;
     bool finite = isfinite(log->last.loss) && isfinite(log->last.grad_norm);
     if (outliers->skipped < MAX_SKIPS && !(ending && all && !finite)) { return; }
-    char checkpoint[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
-    if (saved > 0) {
-        snprintf(checkpoint, sizeof checkpoint, "the last checkpoint is '%s/step_%08lld'", a->run_dir, saved);
+    char folder[PATH_LENGTH], checkpoint[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
+    if (a->run_dir && checkpoint_newest(folder, a->run_dir) >= 0) {
+        snprintf(checkpoint, sizeof checkpoint, "the last checkpoint is '%s'", folder);
     }
     const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
     if (all) {
@@ -304,22 +307,20 @@ static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path
     return other;
 }
 
-// Reads the validation loss of RUN/best, in its state.json or, written by older versions, best.json. Returns its tokens
-// if it cannot be compared, else 0.
+// Reads the validation loss of RUN/best. Returns its tokens if it cannot be compared, else 0.
 static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir) {
-    static const char *const names[] = {"state.json", "best.json"};
-    uint64_t other = 0;
-    for (int i = 0; i < 2; i++) {
-        char path[PATH_LENGTH];
-        format_path(path, "%s/best/%s", run_dir, names[i]);
-        cJSON *json = try_read_json(path);
-        const cJSON *loss = json_get(json, "val_loss"), *tokens = json_get(json, "val_tokens");
-        bool same = !cJSON_IsNumber(tokens) || tokens->valuedouble == (double)e->tokens;
-        if (cJSON_IsNumber(loss) && same) { e->best = loss->valuedouble; }
-        if (!same) { other = (uint64_t)tokens->valuedouble; }
-        cJSON_Delete(json);
+    char path[PATH_LENGTH];
+    format_path(path, "%s/best/state.json", run_dir);
+    cJSON *json = try_read_json(path);
+    const cJSON *loss = json_get(json, "val_loss"), *tokens = json_get(json, "val_tokens");
+    if ((loss && !cJSON_IsNumber(loss)) || (tokens && !cJSON_IsNumber(tokens))) {
+        input_error("'%s' has a val_loss or val_tokens that is no number: it was edited; restore it, or move its "
+                    "folder away",
+                    path);
     }
-    e->keeps_other_best = other > 0;
+    uint64_t other = tokens && tokens->valuedouble != (double)e->tokens ? (uint64_t)tokens->valuedouble : 0;
+    if (loss && !other) { e->best = loss->valuedouble; }
+    cJSON_Delete(json);
     return other;
 }
 
@@ -327,8 +328,8 @@ static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir
 // HellaSwag's file, or NULL. val_tokens: of a validation. All ranks call it; rank 0 reads.
 static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, uint64_t val_tokens,
                                            long long step, Comm *world) {
-    Evaluations e = {hellaswag != NULL, -1,    -1, a->val_every > 0 ? a->val_every : 1, val_tokens, DBL_MAX, 0, 0,
-                     DBL_MAX,           false, ""};
+    Evaluations e = {hellaswag != NULL, -1, -1, 1, val_tokens, DBL_MAX, 0, 0, DBL_MAX, ""};
+    if (a->val_every > 0) { e.every = a->val_every; }
     char path[PATH_LENGTH], before[COUNT_LENGTH], now[COUNT_LENGTH];
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);
@@ -343,18 +344,6 @@ static inline Evaluations evaluations_read(const TrainArgs *a, const char *hella
     evaluations_check_patience(&e, a->patience);
     comm_broadcast_host(&e, sizeof e, 0, world);
     return e;
-}
-
-// Adds the loss of a new RUN/best to its state.json. renames: this rank renames an earlier RUN/best, chosen on other
-// validation tokens, to best_<step>.
-static inline void best_state_add(cJSON *state, Evaluations *e, double loss, const char *run_dir, bool renames) {
-    char best[PATH_LENGTH], kept[PATH_LENGTH];
-    cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
-    cJSON_AddNumberToObject(state, "val_tokens", (double)e->tokens);
-    format_path(best, "%s/best", run_dir);
-    format_path(kept, "%s/best_%08lld", run_dir, checkpoint_best(run_dir));
-    if (e->keeps_other_best && renames) { rename(best, kept); }
-    e->keeps_other_best = false;
 }
 
 // ---- the end of a start
@@ -372,7 +361,9 @@ static inline void print_resume_command(const TrainArgs *a) {
     char program[2 * PATH_LENGTH], folder[2 * PATH_LENGTH];
     if (!a->run_dir || checkpoint_newest(folder, a->run_dir) < 0) { return; }
     printf("resume    ");
-    if (num_ranks(a) > 1 && a->init_method == COMM_INIT_MPI) { printf("mpirun -np %d ", num_ranks(a)); }
+    if (num_ranks(a) > 1) {
+        printf(a->init_method == COMM_INIT_MPI ? "mpirun -np %d " : "on %d ranks: ", num_ranks(a));
+    }
     printf("%s -o %s -y 1\n", shell_word(program, sizeof program, program_invocation_name),
            shell_word(folder, sizeof folder, a->run_dir));
     fflush(stdout);

@@ -188,7 +188,6 @@ typedef struct {
     long long lowest_step;     // its step
     int since;                 // validations after lowest_step
     double best;               // validation loss of the checkpoint RUN/best; DBL_MAX: none
-    bool keeps_other_best;     // RUN/best is of other validation tokens, and gets another name
     char patience_over[128];   // "" or why --patience ends the run
 } Evaluations;
 
@@ -207,8 +206,8 @@ static inline void evaluations_check_patience(Evaluations *e, int patience) {
              e->lowest, e->lowest_step);
 }
 
-// Records the validation of a step. A loss that is not finite never becomes the lowest. A validation between two
-// multiples of -v, which only the end of a start makes, does not count: a resumed run ends as an uninterrupted one.
+// Records the validation of a step. A loss that is not finite never becomes the lowest. Only validations at multiples
+// of -v count: others were made because a start ended there, and a resumed run must end as an uninterrupted one does.
 static inline void evaluations_add(Evaluations *e, long long step, double loss) {
     e->val = step;
     if (!isfinite(loss) || step % e->every != 0) { return; }

@@ -1,7 +1,7 @@
 /*
 The values of the trainer's flags, and what follows from them alone. run/flag_table.h has the table that fills them.
 defines: ScheduleKind, RECOMPUTE_AUTO, RECOMPUTE_ALL, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, ExportFormat, TrainArgs,
-         num_ranks, data_ranks, accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints
+         num_ranks, data_ranks, accumulation_steps, tokens_of_update, train_data_flag, keeps_best, saves_checkpoints
 */
 #pragma once
 #include <stdbool.h>
@@ -94,6 +94,11 @@ static inline int accumulation_steps(const TrainArgs *a) {
 
 static inline long long tokens_of_update(const TrainArgs *a) {
     return (long long)accumulation_steps(a) * a->B * a->T * data_ranks(a);
+}
+
+// -i in messages
+static inline const char *train_data_flag(const TrainArgs *a) {
+    return a->saved_train_data ? "-i in config.json" : "-i";
 }
 
 // --keep-best, unless --keep-best=0 ends that of a resumed run
