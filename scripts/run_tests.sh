@@ -149,6 +149,6 @@ grep -h '^skipped: ' "$all"/*/out
 tail -qn +2 "$all"/*/result | tee "$all/failed"
 [ -z "$tally" ] || { echo "$passed $failed" && cat "$all/failed"; } >"$tally"
 stopped=$(grep -cE '^([0-9]+ failed, )?stopped after ' "$all/failed")
-[ "$stopped" -eq 0 ] || echo "stopped because they hung: $stopped, each counted as one failed test"
+[ "$stopped" -eq 0 ] || echo "$stopped hung and were stopped, each of them one failed test"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

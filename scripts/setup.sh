@@ -194,7 +194,7 @@ cannot_install() {
         exit 0
     fi
     if has_command apt-get; then
-        echo "setup: $1; root installs what is missing with this line, then run this again:"
+        echo "setup: $1; as root, run this line, which installs what is missing, then try again:"
         [ "$purpose" != aarch64 ] || printf 'dpkg --add-architecture arm64 && '
         echo "apt-get update && apt-get install -y --no-install-recommends ${all% }"
     else

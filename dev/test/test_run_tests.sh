@@ -78,7 +78,7 @@ report "a program that sleeps or polls is stopped after a silence, with all its 
     not ok two"
     tells "stopped after 4 s of silence: scripts/run_tests.sh '$scratch/polling'
     its last line: "
-    equal "$(tail -n 2 "$scratch/said")" "stopped because they hung: 2, each counted as one failed test
+    equal "$(tail -n 2 "$scratch/said")" "2 hung and were stopped, each of them one failed test
 0 passed, 3 failed"
     pgrep -f "$scratch/(sleeping|polling)" && echo "is still running"
 )"
@@ -86,7 +86,7 @@ report "a program that spins is stopped by its CPU time" "$(
     limits 4 2 spinning
     tells "stopped after 2 s of CPU time without output: scripts/run_tests.sh '$scratch/spinning'
     its last line: [ RUN      ] spin"
-    equal "$(tail -n 2 "$scratch/said")" "stopped because they hung: 1, each counted as one failed test
+    equal "$(tail -n 2 "$scratch/said")" "1 hung and were stopped, each of them one failed test
 0 passed, 1 failed"
     pgrep -f "$scratch/spinning" && echo "is still running"
 )"
