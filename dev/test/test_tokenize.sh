@@ -181,10 +181,11 @@ report "a model whose vocabulary is larger than the data's: a note" "$(
     says "$out" "note      the model has more tokens than the data: a shape such as -e l6h6c384 has the data's"
     train 0 -i 'whole_train_*.bin' -e l1h1c16 -n 1 -o fitting
     grep -F "a shape such as" "$out"
-    train 0 -i text -e d6 -n 1 -o larger
-    "$trainer" -o larger -y 1 -x 2 >"$out" 2>"$err" </dev/null || cat "$err"
+    mkdir larger && cp "$merges" larger/merges.txt
+    train 0 -i text -e d6 -n 1 -om 8bit -o larger
+    [ ! -e larger/step_00000001/merges.txt ] || echo "a checkpoint has the merges beside it"
+    "$trainer" -o larger -y 1 -x 2 -n 0 >"$out" 2>"$err" </dev/null || cat "$err"
     says "$out" "resumed   at step 1"
-    rm -r larger/step_00000001
     grep -F "a shape such as" "$out"
     train 0 -i 'whole_train_*.bin' -e larger
     grep -F "a shape such as" "$out"
@@ -222,19 +223,16 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
 report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     train 2 -i text -e d6 --tokenizer "$merges" -n 1 -o wrong
     says "$err" "-i text is text, which is read as bytes and not with --tokenizer $merges; first make token shards"
-    mkdir wide && cp "$merges" wide/merges.txt
-    train 0 -i text -e d6 -n 1 -o wide
-    [ ! -e wide/step_00000001/merges.txt ] || echo "a checkpoint has the merges beside it"
     train 0 -i text -e l1h1c16 -n 1 -o bytes
-    train 0 -i text -e d6 --tokenizer bytes/step_00000001/tokenizer.json -n 1 -o wider
+    train 0 -i text -e d6 --tokenizer bytes/step_00000001/tokenizer.json -n 1 -om 8bit -o wider
     [ ! -e wider/step_00000001/tokenizer.json ] || echo "a model of 50257 tokens has the tokenizer of bytes"
     sed -i "s|\"tokenizer\":[^,]*|\"tokenizer\": \"$merges\"|" larger/config.json # an old run, with --tokenizer
     status=0
     "$trainer" -o larger -y 1 -x 3 >"$out" 2>"$err" </dev/null || status=$?
     [ $status -eq 2 ] || echo "exit status $status, expected 2"
     says "$err" "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)"
-    "$trainer" -o larger -y 1 -x 3 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
-    says "$out" "resumed   at step 2"
+    "$trainer" -o larger -y 1 -x 3 -n 0 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
+    says "$out" "resumed   at step 1"
     run_mode 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
     says "$err" "tokenizer.json' has 256 tokens and the model 2757; give the model's own tokenizer"
 )"
