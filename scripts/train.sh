@@ -21,6 +21,7 @@ export LC_ALL=C
 cd "$(dirname "$0")/.."
 
 seconds=${TRAIN_SECONDS:-95} most_steps=10000 steps_to_words=1000
+[[ $seconds =~ ^[0-9]+$ ]] || { echo "train.sh: TRAIN_SECONDS takes a whole number, found '$seconds'" >&2 && exit 2; }
 time_limit=$((seconds + 15))
 text=$(scripts/text.sh data "${1:-}")
 model=(-i "$text" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)
@@ -79,6 +80,10 @@ trap - INT TERM
 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}
+if [ ! -e "$checkpoint" ]; then
+    echo "train.sh: stopped before the first step, so there is no model; start again: make train" >&2
+    exit 130
+fi
 made=$((10#${checkpoint##*_}))
 generate=(./train_gpt2 --generate 400 -e "$run" --temperature 0.8 --top-k 40)
 [ -n "${1:-}" ] || generate+=(--prompt "And the LORD said")

@@ -871,8 +871,8 @@ static void check_without_files(void *folder) {
     check_to_resume(folder);
 }
 
-// The error names the file, the newest other checkpoint, and the command that resumes from it. A file that cannot be read
-// now is not damaged.
+// The error names the file, the newest other checkpoint, and the command that resumes from it. A file that cannot be
+// read now is not damaged.
 TEST(test_damaged) {
     const char *run = new_folder("damaged"), *before = save_step(run, 3, ""), *folder = save_step(run, 7, "");
     char words[2048];
@@ -898,7 +898,8 @@ TEST(test_damaged) {
     assert_stops(2, words, check_weights, (void *)folder);
     unlink(joined(before, "model.safetensors"));
     snprintf(words, sizeof words,
-             "; there is no other one: copy it again, or begin a new run from other weights with -e and another -o; or "
+             "; there is no other one: restore a copy, or begin a new run from other weights with -e and "
+             "another -o; or "
              "delete %s/manifest.json if you changed the file\n",
              before);
     assert_stops(2, words, check_to_resume, (void *)before);

@@ -366,7 +366,7 @@ other validation data||-i text.txt -j utf8.txt -x 1 -v 1
 files that differ in one byte||-i middle1.txt -j middle2.txt -x 1 -v 1
 special tokens in bytes|-i special.txt: 2 <|-i special.txt -x 1 -v 0
 special tokens in examples|1 special token, such as <|-i special.jsonl --tokenizer gpt2.bpe -x 1 -v 0
-a warmup as long as the run|the learning rate never reaches its peak: the warmup -u is|-i text.txt -x 3 -u 3 -v 0
+a warmup as long as the run|the learning rate never reaches its peak: -u is not shorter|-i text.txt -x 3 -u 3 -v 0
 a warmup shorter than the run||-i text.txt -x 3 -u 2 -v 0
 a rate that never decays|the learning rate never decays: -q 0.1 lets it fall to a tenth|-i text.txt -x 1 -v 0 -q 1
 a rate that is to be constant||-i text.txt -x 1 -v 0 -q 1 -k constant

@@ -135,7 +135,7 @@ report "without -i: llm.c's default files, if both are there" "$(
     says "^step 2/2"
     rm shakespeare/config.json
     run 2 -o shakespeare -y 1 -x 3
-    says "found no flags in 'shakespeare/config.json'"
+    says "'shakespeare/config.json' of -y 1 is missing or names no data"
 
     run 0 --export llmc -e shakespeare -o gpt2_124M_bf16.bin
     run 0 "${tiny[@]:2}" -x 1 -n 1 -o started

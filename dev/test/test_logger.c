@@ -74,10 +74,10 @@ TEST(test_how_long_all_steps_take) {
         double ms, limit, peak_rate;
         const char *line;
     } cases[] = {
-        {1, 5000, 2000, INFINITY, 0, "\ntime      about 2.8 hours for all steps\n"},
-        {1, 5000, 2000, INFINITY, 1000, "\ntime      about 2.8 hours for all steps\n"},
-        {4001, 5000, 2000, INFINITY, 0, "\ntime      about 33 minutes for all steps\n"},
-        {1, 601, 1000, INFINITY, 0, "\ntime      about 10 minutes for all steps\n"},
+        {1, 5000, 2000, INFINITY, 0, "\ntime      about 2.8 hours to the last step\n"},
+        {1, 5000, 2000, INFINITY, 1000, "\ntime      about 2.8 hours to the last step\n"},
+        {4001, 5000, 2000, INFINITY, 0, "\ntime      about 33 minutes to the last step\n"},
+        {1, 601, 1000, INFINITY, 0, "\ntime      about 10 minutes to the last step\n"},
         {1, 599, 1000, INFINITY, 0, NULL},
         {1, 5000, 2000, 9000, 0, NULL},
     };

@@ -201,6 +201,7 @@ report "-y 1 without config.json takes the flags that are given, and none of a t
     rm lost_flags/config.json
     run 0 -i text -b 2 -t 16 "${quiet[@]}" -x 3 -o lost_flags -y 1
     matches "$out" '^resumed   at step 2$'
+    says "$out" "note      config.json is missing: flags that are not given have their defaults"
 )"
 report "an epoch is a part of the data: -y 1 with another -d or -b reads what is left of it" "$(
     head -c 4000 text >epoch_text
@@ -396,6 +397,21 @@ report "scripts/train.sh takes a name with quotes, passes SIGTERM on, and prints
     (cd tree && eval "$(sed -n 's/^go on  *//p' "$out") --plan") >"$err" 2>&1 || cat "$err"
     says "$out" "the model has not seen enough text for words: the command after 'go on' trains it further"
     equal "$(checkpoints tree/$run | wc -w)" 1
+)"
+report "scripts/train.sh ends with a sentence without a model, and with TRAIN_SECONDS that is no number" "$(
+    rm tree/train_gpt2 && cat >tree/train_gpt2 <<TRAINER
+#!/bin/sh
+case "\$*" in *"-n 1000"*) exit 0 ;; esac # as if stopped before the first step
+exec "$trainer" "\$@"
+TRAINER
+    chmod +x tree/train_gpt2
+    status=0
+    OMP_NUM_THREADS=1 tree/scripts/train.sh "$PWD/long_text" >"$out" 2>"$err" || status=$?
+    equal "$status $(<"$err")" \
+        "130 train.sh: stopped before the first step, so there is no model; start again: make train"
+    status=0
+    TRAIN_SECONDS=ten tree/scripts/train.sh >"$out" 2>"$err" || status=$?
+    equal "$status $(<"$err")" "2 train.sh: TRAIN_SECONDS takes a whole number, found 'ten'"
 )"
 report "an ignored signal stays ignored" "$(
     : >"$out"
@@ -943,7 +959,7 @@ report "a small stack" "$(
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "no -o is given" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
-refused "-y 1 in a folder without a run" "found no flags in 'nothing/config.json'" -o nothing -y 1
+refused "-y 1 in a folder without a run" "'nothing/config.json' of -y 1 is missing or names no data" -o nothing -y 1
 mkdir -p cut_short && head -c 9 whole/config.json >cut_short/config.json
 refused "-y 1 with a broken config.json" "'cut_short/config.json' is not a JSON object, so the run's flags are not" \
     "${full[@]}" -o cut_short -y 1

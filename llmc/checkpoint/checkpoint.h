@@ -419,7 +419,7 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
     free(steps);
     if (latest >= 0) { checkpoint_path(before, run, latest); }
     if (!is_best && best > latest && best <= step) { format_path(before, "%s/best", run); }
-    char remedy[4 * PATH_LENGTH] = "there is no other one: copy it again, or begin a new run from other weights with "
+    char remedy[4 * PATH_LENGTH] = "there is no other one: restore a copy, or begin a new run from other weights with "
                                    "-e and another -o";
     if (*before && resumes) {
         snprintf(remedy, sizeof remedy,

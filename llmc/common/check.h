@@ -60,7 +60,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(con
 // Stops if anything written to stdout was lost.
 static inline void check_stdout(void) {
     if (fflush(stdout) == 0 && !ferror(stdout)) { return; }
-    run_error("could not write to stdout: its reader is gone, or its disk is full; the files of -o are whole");
+    run_error("could not write to stdout: its reader is gone, or its disk is full; other files are whole");
 }
 
 // malloc that never returns NULL

@@ -137,10 +137,8 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     char checkpoint[PATH_LENGTH];
     if (resumed_checkpoint(checkpoint, a) < 0) { use_defaults(d, a); }  // else config.json names the data
     if (!a->train_data && a->resume) {
-        input_error(
-            "-y 1: found no flags in '%s/config.json': the file is missing or is not a run's; give the folder of a "
-            "run with -o, or the data with -i",
-            a->run_dir);
+        input_error("'%s/config.json' of -y 1 is missing or names no data; give all flags of the first start",
+                    a->run_dir);
     }
     if (!a->train_data) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "

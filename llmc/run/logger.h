@@ -250,12 +250,12 @@ static inline void logger_show(Logger *log) {
     log->shown = true;
 }
 
-// Prints how long all steps take, if that is ten minutes or more and no --time-limit ends the run before: after the
-// first step, on a GPU after the second, since the first tunes matmuls.
+// Prints how long the steps of this start take, if that is ten minutes or more and no --time-limit ends the run before:
+// after the first step, on a GPU after the second, since the first tunes matmuls.
 static inline void logger_show_duration(const Logger *log, const StepReport *r, double by_steps) {
     double hours = (by_steps + log->steps_seen * r->ms / 1000) / 3600;
     if (log->steps_seen != (r->peak_rate > 0 ? 2 : 1) || hours < 1. / 6 || r->seconds_left < by_steps) { return; }
-    printf("time      about %.*f %s for all steps\n", hours < 1 ? 0 : 1, hours < 1 ? 60 * hours : hours,
+    printf("time      about %.*f %s to the last step\n", hours < 1 ? 0 : 1, hours < 1 ? 60 * hours : hours,
            hours < 1 ? "minutes" : "hours");
 }
 

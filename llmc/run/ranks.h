@@ -216,7 +216,7 @@ static inline void catch_signals(const TrainArgs *a) {
         snprintf(signal_answer, sizeof signal_answer, "\ntrain_gpt2: stopping after this %s%s\n",
                  num_ranks(a) > 1 ? "update" : "micro-step",
                  a->checkpoint_every > 0 ? ", then saving; Ctrl-C again stops without saving"
-                                         : "; nothing is saved without -n, and Ctrl-C again stops at once");
+                                         : "; without -n nothing is saved now, and Ctrl-C again stops at once");
     }
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action, before;

@@ -192,9 +192,10 @@ static inline void print_changed_flags(const TrainArgs *a) {
     format_path(path, "%s/config.json", a->run_dir);
     cJSON *before = try_read_json(path), *now = run_config(a), *item;
     print_unknown_flags(before);
+    if (!before) { puts("note      config.json is missing: flags that are not given have their defaults"); }
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = json_get(before, item->string);
-        bool hidden = flag_choice_index("resume output gpu-log", item->string) >= 0;
+        bool hidden = flag_choice_index("resume output gpu-log time-limit", item->string) >= 0;
         bool still_auto =
             flag_was_auto(before, item->string) && cJSON_IsString(item) && !strcmp(item->valuestring, "auto");
         if (!old || hidden || still_auto) { continue; }
@@ -352,14 +353,14 @@ static inline Evaluations evaluations_read(const TrainArgs *a, const char *hella
 static inline void check_time_limit(const TrainArgs *a, int steps_seen, const char *reason) {
     if (steps_seen > 0 || strncmp(reason, "--time-limit", 12) != 0) { return; }
     run_error("--time-limit %g ended before one update of %lld tokens was finished, so nothing was trained; give a "
-              "longer one, or fewer tokens with -d",
+              "longer one, or fewer tokens with -b and -d",
               a->time_limit, tokens_of_update(a));
 }
 
 // Prints the command that resumes the run, if it has a checkpoint.
 static inline void print_resume_command(const TrainArgs *a) {
     char program[2 * PATH_LENGTH], folder[2 * PATH_LENGTH];
-    if (!a->run_dir || checkpoint_newest(folder, a->run_dir) < 0) { return; }
+    if (!a->run_dir || (checkpoint_newest(folder, a->run_dir) < 0 && a->checkpoint_every == 0)) { return; }
     printf("resume    ");
     if (num_ranks(a) > 1) {
         printf(a->init_method == COMM_INIT_MPI ? "mpirun -np %d " : "on %d ranks: ", num_ranks(a));
