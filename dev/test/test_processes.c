@@ -1000,7 +1000,7 @@ static int run_wrong(const char *command, char **arguments, int argc, char **arg
         check_replicas_agree(m);
         if (replicas && host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
         if (!replicas && is_due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
-        check_skips(&args, &run.outliers, &run.log, run.saved, run.step >= run.max_steps);
+        check_skips(&args, &run.outliers, &run.log, run.step >= run.max_steps);
     }
     run_close(&run);
     comm_close(host);
