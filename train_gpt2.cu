@@ -1035,7 +1035,7 @@ static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
     name_run_dir(a, run->groups.world);
     if (run->groups.world->rank == 0) {
         run->lock = lock_run_dir(a->run_dir);
-        check_run_dir(a);
+        check_run_dir(a, a->resume);
     }
     check_last_checkpoint(a, run->groups.world);
     choose_matmul_inputs(a, run->backend, run->groups.world);

@@ -710,7 +710,7 @@ faults_damage() {
         run 2 --generate 2 -e $at/model.safetensors
         says "$err" "checkpoint '$at' is damaged: model.safetensors "
         run 2 --generate 2 -e victim/step_00000002
-        says "$err" "there is none before it"
+        says "$err" "there is no other one"
     )"
 }
 # shellcheck disable=SC2317  # `damaged` calls these

@@ -839,17 +839,20 @@ static void save_best(void *run) {
     free_model(&s);
 }
 
-// RUN/best is replaced where --keep-best made it. A folder of the user stays, and so does a copy of a checkpoint.
+// RUN/best is replaced where --keep-best made it, in an older version as a link. A folder of the user stays, and so
+// does a copy of a checkpoint.
 TEST(test_replaced) {
-    const char *run = new_folder("twice");
+    const char *run = new_folder("twice"), *folder = save_step(run, 1, "");
     char best[PATH_LENGTH];
     format_path(best, "%s/best", run);
-    save_step(run, 1, "");
+    assert_int_equal(symlink("step_00000001", best), 0);
+    write_text(joined(best, "before"), "");
     for (int i = 0; i < 2; i++) {
         save_best((void *)run);
         assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old.tmp"));
         write_text(joined(best, "before"), "");
     }
+    assert_true(exists(folder, "before"));  // where the link led
     write_text(joined(best, "state.json"), "{}");  // as of a step; then damaged
     for (int i = 0; i < 3; i++) {
         write_text(joined(best, "mine"), "");
@@ -1110,6 +1113,7 @@ TEST(test_prune) {
         {1, 10, "10 20 30 40 50 60 "},
         {3, 40, "30 40 50 60 "},
         {1, 7, "60 "},
+        {1, 0, "20 60 "},  // RUN/best is a link to step 20
     };
     for (size_t i = 0; i < LEN(cases); i++) {
         char name[32], left[64] = "";
@@ -1123,6 +1127,7 @@ TEST(test_prune) {
             assert_int_equal(create_done_file(run, step), 0);
         }
         write_text(joined(run, "step_00000010.txt"), "a user's notes");
+        if (i == LEN(cases) - 1) { assert_int_equal(symlink("step_00000020", joined(run, "best")), 0); }
         checkpoint_prune(run, cases[i].keep, cases[i].major_every);
         assert_true(exists(run, "step_00000010.txt"));
         assert_false(exists(run, "step_00000010.tmp"));

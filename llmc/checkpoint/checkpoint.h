@@ -13,10 +13,10 @@ replaced, the old one is called best.old.tmp. All ranks write to a checkpoint an
 folder that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, restore_best, remove_unfinished, checkpoint_path,
-         create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_best, checkpoint_newest,
-         checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save, checkpoint_check,
-         checkpoint_load, checkpoint_load_state
+defines: remove_checkpoint, sync_folder, check_shared_folder, number_in, restore_best, remove_unfinished,
+         checkpoint_path, create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_best,
+         checkpoint_newest, checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save,
+         checkpoint_check, checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/checkpoint/hugging_face.h"
@@ -144,14 +144,14 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// a number in the state.json of the checkpoint RUN/name; -1: none
-static inline double state_number(const char *run_dir, const char *name, const char *key) {
+// a number in the JSON file RUN/name; -1: none
+static inline double number_in(const char *run_dir, const char *name, const char *key) {
     char path[PATH_LENGTH];
-    format_path(path, "%s/%s/state.json", run_dir, name);
-    cJSON *state = try_read_json(path);
-    const cJSON *item = json_get(state, key);
+    format_path(path, "%s/%s", run_dir, name);
+    cJSON *json = try_read_json(path);
+    const cJSON *item = json_get(json, key);
     double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    cJSON_Delete(state);
+    cJSON_Delete(json);
     return number;
 }
 
@@ -168,9 +168,9 @@ static inline void restore_best(const char *run_dir) {
 static inline void drop_old_best(const char *run_dir) {
     char path[PATH_LENGTH], kept[PATH_LENGTH];
     format_path(path, "%s/best.old.tmp", run_dir);
-    format_path(kept, "%s/best_%08.0f", run_dir, state_number(run_dir, "best.old.tmp", "step"));
-    double tokens = state_number(run_dir, "best.old.tmp", "val_tokens");
-    bool other = tokens >= 0 && tokens != state_number(run_dir, "best", "val_tokens");
+    format_path(kept, "%s/best_%08.0f", run_dir, number_in(run_dir, "best.old.tmp/state.json", "step"));
+    double tokens = number_in(run_dir, "best.old.tmp/state.json", "val_tokens");
+    bool other = tokens >= 0 && tokens != number_in(run_dir, "best/state.json", "val_tokens");
     if (!other || rename(path, kept) != 0) { remove_folder(path); }
 }
 
@@ -250,7 +250,7 @@ static inline long long checkpoint_latest(const char *run_dir) {
 static inline long long checkpoint_best(const char *run_dir) {
     char path[PATH_LENGTH];
     format_path(path, "%s/best/state.json", run_dir);
-    long long best = (long long)state_number(run_dir, "best", "step");
+    long long best = (long long)number_in(run_dir, "best/state.json", "step");
     if (best < 0 && access(path, F_OK) == 0) {
         input_error("'%s' has no step: it was cut short or edited; move the folder '%s/best' away, then try again",
                     path, run_dir);
@@ -305,13 +305,18 @@ static inline void checkpoint_sync_done(const char *run_dir, long long pending) 
 }
 
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
+// In a run that an older version began, RUN/best may be a link to a checkpoint, which stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     char path[PATH_LENGTH];
+    struct stat best, info;
     long long *steps;
+    format_path(path, "%s/best", run_dir);
+    if (stat(path, &best) != 0) { best.st_ino = 0; }
     int count = checkpoint_list(run_dir, &steps), minor = 0;
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
-        if (minor++ < keep) { continue; }
+        checkpoint_path(path, run_dir, steps[i]);
+        if (minor++ < keep || (stat(path, &info) == 0 && info.st_ino == best.st_ino)) { continue; }
         done_path(path, run_dir, steps[i]);
         unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
@@ -355,11 +360,11 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
 // Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old.tmp meanwhile, and
 // comes back after a failure. Returns 0 or an errno.
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
-    char old[PATH_LENGTH];
+    char old[PATH_LENGTH], target;
     format_path(old, "%s/best.old.tmp", run_dir);
-    // a RUN/best without a loss is not of --keep-best, and stays
-    bool is_best = has_ending(folder, "/best") && state_number(run_dir, "best", "val_loss") >= 0;
-    bool replaces = is_best && rename(folder, old) == 0;
+    // a RUN/best without a loss is not of --keep-best, and stays; in older versions it is a link
+    bool is_best = number_in(run_dir, "best/state.json", "val_loss") >= 0 || readlink(folder, &target, 1) >= 0;
+    bool replaces = has_ending(folder, "/best") && is_best && rename(folder, old) == 0;
     int error = rename(aside, folder) == 0 ? 0 : errno;
     if (!error) {
         error = sync_folder(run_dir);

@@ -63,8 +63,7 @@ static inline bool ended_early(const char *run_dir) {
 static inline void find_other_run(char *name, const char *run_dir, bool early) {
     static const char *const patterns[] = {"metrics.jsonl", "main.log", "config.json",  "step_*[0-9]", "DONE_*[0-9]",
                                            "best",          "best_*",   "checkpoint-*", "*model*.bin", "*gpt2*.bin",
-                                           "*.safetensors", "*.pt",     "*.pth",        "*.ckpt",      "*.gguf",
-                                           "*.h5",          "*.npz",    "*.msgpack"};
+                                           "*.safetensors", "*.pt",     "*.pth",        "*.ckpt",      "*.gguf"};
     DIR *dir = opendir(run_dir);
     *name = 0;
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
@@ -75,8 +74,8 @@ static inline void find_other_run(char *name, const char *run_dir, bool early) {
     if (dir) { closedir(dir); }
 }
 
-// Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model.
-static inline void check_run_dir(const TrainArgs *a) {
+// Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model. resume: of -y
+static inline void check_run_dir(const TrainArgs *a, bool resume) {
     const int longest = PATH_LENGTH - 64;  // leaves room for the names of files
     char path[PATH_LENGTH], name[PATH_LENGTH];
     if (!a->run_dir) { return; }
@@ -89,14 +88,14 @@ static inline void check_run_dir(const TrainArgs *a) {
         input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
                     a->run_dir, strerror(errno));
     }
-    if (a->resume) { restore_best(a->run_dir); }
-    bool resumes = resumed_checkpoint(path, a) >= 0;
-    if (!resumes) { find_other_run(name, a->run_dir, a->resume && ended_early(a->run_dir)); }
+    if (resume) { restore_best(a->run_dir); }
+    bool resumes = resume && resumed_checkpoint(path, a) >= 0;
+    if (!resumes) { find_other_run(name, a->run_dir, resume && ended_early(a->run_dir)); }
     if (resumes || !*name) {
-        if (a->resume) { remove_unfinished(a->run_dir); }  // of a killed save
+        if (resume) { remove_unfinished(a->run_dir); }  // of a killed save
         return;
     }
-    if (a->resume) {
+    if (resume) {
         input_error("-y 1: '%s' holds %s, but no whole checkpoint, step_ folder or best/, to resume from; give a new "
                     "folder with -o",
                     a->run_dir, name);
@@ -125,6 +124,9 @@ static inline void make_run_dir(const char *path) {
 // releases the lock, or -1 if there is no folder yet.
 static inline int lock_run_dir(const char *folder) {
     int lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (folder && lock < 0 && errno == EIO) {
+        input_error("could not read the folder '%s': %s", folder, strerror(EIO));
+    }
     if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0) {
         input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
     }
@@ -217,11 +219,9 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
     bool writes = a->run_dir && world->rank == 0;
     char path[PATH_LENGTH];
     if (writes) { make_run_dir(a->run_dir); }
-    if (writes && *lock < 0) {  // the folder is new, and another run may have begun in it meanwhile
-        TrainArgs begun = *a;
-        begun.resume = 0;
+    if (writes && *lock < 0) {
         *lock = lock_run_dir(a->run_dir);
-        check_run_dir(&begun);
+        check_run_dir(a, false);  // another run may have begun in the new folder
     }
     bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
     if (shared) { check_shared_folder(a->run_dir, world); }
@@ -308,21 +308,15 @@ static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path
     return other;
 }
 
-// Reads the validation loss of RUN/best. Returns its tokens if it cannot be compared, else 0.
+// Reads the validation loss of RUN/best, in its state.json or, written by older versions, best.json. Returns its tokens
+// if it cannot be compared, else 0.
 static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir) {
-    char path[PATH_LENGTH];
-    format_path(path, "%s/best/state.json", run_dir);
-    cJSON *json = try_read_json(path);
-    const cJSON *loss = json_get(json, "val_loss"), *tokens = json_get(json, "val_tokens");
-    if ((loss && !cJSON_IsNumber(loss)) || (tokens && !cJSON_IsNumber(tokens))) {
-        input_error("'%s' has a val_loss or val_tokens that is no number: it was edited; restore it, or move its "
-                    "folder away",
-                    path);
-    }
-    uint64_t other = tokens && tokens->valuedouble != (double)e->tokens ? (uint64_t)tokens->valuedouble : 0;
-    if (loss && !other) { e->best = loss->valuedouble; }
-    cJSON_Delete(json);
-    return other;
+    double tokens = number_in(run_dir, "best/state.json", "val_tokens");
+    if (tokens >= 0 && tokens != (double)e->tokens) { return (uint64_t)tokens; }
+    double loss = number_in(run_dir, "best/state.json", "val_loss");
+    if (loss < 0) { loss = number_in(run_dir, "best/best.json", "val_loss"); }
+    if (loss >= 0) { e->best = loss; }
+    return 0;
 }
 
 // The evaluations of a run that resumes after `step`, where a kill may have prevented some; 0: a new run. hellaswag:
