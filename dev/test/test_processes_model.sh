@@ -23,22 +23,23 @@ export TEST_OPTIMIZER=adamw
 checked=$program
 case ${1:-} in
 more)
-    agree "8 slices 4" "8 files 4" "3 offload 1" "2 offload 2" "4 offload 2" "3 bytes 1"
+    agree "8 slices 4" "8 files 4" "3 offload 1" "2 offload 2" "4 offload 2" "3 bytes 1" "4 sample 2"
     checked=${program}_bf16
-    [ ! -x "$checked" ] || agree "4 offload 2"
+    [ ! -x "$checked" ] || agree "4 offload 2" "4 files 2"
     TEST_OPTIMIZER=muon
     [ ! -x "$checked" ] || agree "3 layouts" "4 slices 2" "4 files 2"
     checked=$program
+    agree "3 layouts" "4 bytes 2"
     agree "5 layouts" "3 slices 3" "3 files 3" "4 slices 2" "8 slices 4" "3 late 1" "3 offload 1" "4 offload 2"
     ;;
 *)
     agree "1 layouts" "2 layouts" "3 layouts" "4 layouts" "3 files 1"
     agree "2 slices 2" "2 files 2" "3 slices 3" "3 files 3" "4 slices 2" "4 files 2" "4 slices 4" "4 files 4"
-    agree "3 late 1" "2 late 2" "4 late 2" "1 offload 1" "3 sample 1" "4 sample 2" "2 bytes 1" "4 bytes 2"
+    agree "3 late 1" "2 late 2" "4 late 2" "1 offload 1" "3 sample 1" "2 bytes 1" "4 bytes 2"
     checked=${program}_bf16
-    [ ! -x "$checked" ] || agree "3 layouts" "3 files 1" "4 slices 2" "4 files 2"
+    [ ! -x "$checked" ] || agree "3 layouts" "3 files 1" "4 slices 2"
     checked=$program TEST_OPTIMIZER=muon
-    agree "2 layouts" "3 layouts" "3 files 1" "2 slices 2" "4 files 2" "4 late 2" "1 offload 1" "4 bytes 2"
+    agree "2 layouts" "3 files 1" "2 slices 2" "4 files 2" "4 late 2" "1 offload 1"
     ;;
 esac
 
