@@ -209,7 +209,7 @@ MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 bu
 
 # ---- targets
 
-test: ## test: build and run the tests, 4 minutes on two cores, 6 from nothing; ends with `N passed, N failed`
+test: ## test: the tests, 6 minutes from nothing, 4 where all is compiled; ends with `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) $(LONG_SCRIPTS) $(EMULATED) ./test_gpt2 $(TESTS) $(SANITIZED) \
