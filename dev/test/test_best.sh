@@ -209,9 +209,7 @@ report "validations of other tokens are not compared: RUN/best gets a name with 
     run 0 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best --patience 9 -o other_tokens
     before=$(best_of other_tokens)
     cp -a other_tokens cut_short
-    export KILL_AFTER=cut_short/best.tmp
-    killed_at -o cut_short -y 1 -x 25 -m 5
-    unset KILL_AFTER
+    KILL_AFTER=cut_short/best.tmp killed_at -o cut_short -y 1 -x 25 -m 5
     run 0 -o cut_short -y 1 -v 0 --keep-best=0 --patience 0 # no validation: the one before has its name
     says cut_short/best_000000"${before%% *}"/state.json '"val_tokens":	640'
     run 0 -o other_tokens -y 1 -x 25 -m 5
