@@ -128,7 +128,7 @@ report "a user without rights: make train ends with a line for an administrator"
     works root "${get%% && git clone*}"
     works user "git clone${get##*git clone}"
     inside user "cd train_gpt2 && ${commands[1]}" && echo "exit status 0"
-    says "$out" "setup: installing takes root, and there is no sudo; as root, run this line, which installs what is missing, then"
+    says "$out" "setup: installing takes root, and there is no sudo; as root, run this line, which"
     matches <(tail -n 2 "$out") '^apt-get update && apt-get install -y --no-install-recommends .* libcjson-dev '
     grep '^apt-get' "$out" >"$machine/line"
 )"

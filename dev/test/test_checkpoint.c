@@ -852,7 +852,7 @@ TEST(test_replaced) {
         assert_false(exists(best, "before") || exists(run, "best.tmp") || exists(run, "best.old.tmp"));
         write_text(joined(best, "before"), "");
     }
-    assert_true(exists(folder, "before"));  // where the link led
+    assert_true(exists(folder, "before"));         // where the link led
     write_text(joined(best, "state.json"), "{}");  // as of a step; then damaged
     for (int i = 0; i < 3; i++) {
         write_text(joined(best, "mine"), "");

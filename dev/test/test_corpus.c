@@ -143,8 +143,8 @@ TEST(test_json) {
     assert_refused("[1]", "line 1 is an array: found '[1]'; jq -c '.[]' FILE writes one object per line");
     static const char nul[] = "{\"text\":\"a\0b\"}";
     assert_stops(EXIT_BAD_INPUT,
-                 "line 1 has a NUL byte, which JSON cannot hold: found '{\"text\":\"a'; if it is UTF-16, iconv", list_path,
-                 (void *)write_file("a.jsonl", nul, sizeof nul - 1));
+                 "line 1 has a NUL byte, which JSON cannot hold: found '{\"text\":\"a'; if it is UTF-16, iconv",
+                 list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
     for (size_t i = 0; i < LEN(other); i++) { assert_refused(other[i], "line 1 has no string in the field: found"); }
     Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");

@@ -81,7 +81,7 @@ fi
 report "test, over 200 MB even without MPI: installs nothing, and names the packages" "$(
     MEGABYTES=30 installed test >"$folder/found"
     says "$folder/found" "exit status 1:"
-    says "$folder/found" "setup: a download of 300 MB takes a yes on a terminal; as root, run this line, which installs what"
+    says "$folder/found" "setup: a download of 300 MB takes a yes on a terminal; as root, run this line"
     says "$folder/found" "apt-get update && apt-get install -y --no-install-recommends $needed $mpi"
     [ ! -e "$folder/packages" ] || cat "$folder/packages"
 )"
@@ -93,7 +93,7 @@ printf '#!/bin/sh\necho 1000\n' >"$folder/bin/id"
 # refuses PURPOSE WORDS: nothing is installed; the last line is that of an administrator
 refuses() {
     equal "$(installed "$1" | head -n 1)" "exit status 1:"
-    says "$folder/said" "setup: installing takes root, and $2; as root, run this line, which installs what is missing, then"
+    says "$folder/said" "setup: installing takes root, and $2; as root, run this line, which installs what is missing"
     [ ! -e "$folder/packages" ] || cat "$folder/packages"
 }
 line="apt-get update && apt-get install -y --no-install-recommends"

@@ -77,7 +77,7 @@ static inline void find_other_run(char *name, const char *run_dir, bool early) {
 // Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model. resume: of -y
 static inline void check_run_dir(const TrainArgs *a, bool resume) {
     const int longest = PATH_LENGTH - 64;  // leaves room for the names of files
-    char path[PATH_LENGTH], name[PATH_LENGTH];
+    char path[PATH_LENGTH], name[PATH_LENGTH] = "";
     if (!a->run_dir) { return; }
     if (strlen(a->run_dir) > (size_t)longest) {
         input_error("-o is %zu characters long, and the maximum is %d; give a shorter one", strlen(a->run_dir),
