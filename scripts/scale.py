@@ -20,7 +20,7 @@ fastest layout that fits is printed.
 Symbols: N GPUs = dp x t (-tp t, inside a machine), b sequences of T tokens, G micro-steps, L layers of C channels,
 e(rows) = 1 + 512 / rows: matmuls of few rows are slower. The plan has the bytes that a GPU sends for an update:
   R  gradients, all-reduced or reduce-scattered: P / t (dp - 1) / dp in the type that --plan gives them (fp32 where
-     G > 1 or dp > 128, or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
+     G > 1 or from some 114 ranks on, or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
   W  parameters, all-gathered: the rest
 A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b;

@@ -43,8 +43,6 @@ in_scratch() {
 }
 
 # A check prints a sentence if it fails, and nothing if it passes.
-# bash calls this for a misspelt check, which would pass otherwise
-command_not_found_handle() { echo "$1: command not found"; return 127; }
 # run STATUS ARGUMENTS...: $trainer must exit with STATUS. Its output is in $out and $err, which may be one file
 run() {
     local status=0
