@@ -1056,7 +1056,7 @@ static void open_data(Run *run, TrainArgs *a) {
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*run->source.checkpoint) { restore_run(run, run->source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
-    if (run->max_steps > run->planned_steps) { data_check_ids(&run->data, a, run->max_steps); }  // else checked before
+    if (run->max_steps > run->planned_steps) { data_check_ids(&run->data, a, run->max_steps - run->step); }
     FILE *notes = a->sample_every > 0 ? stdout : NULL;
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c, notes, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);

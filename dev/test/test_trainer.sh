@@ -350,7 +350,7 @@ report "a reader of stdout that goes away ends a run as SIGHUP does, with a chec
     equal "$(checkpoints "no reader" | wc -w)" 1
     says "$err" "train_gpt2: stopping after this micro-step, then saving"
     # as at Ctrl-C, which ends the trainer and its reader
-    { echo $BASHPID >id && trap - PIPE && exec "$trainer" "${long[@]}" -o both_end 2>"$err" || echo $? >status; } |
+    { echo $BASHPID >id && trap - PIPE && exec "$trainer" "${long[@]}" -o both_end 2>"$err"; } |
         { sed -n '/^step /q' && exec <&- && kill -s TERM "$(<id)"; }
     equal "${PIPESTATUS[0]}" 0
     equal "$(checkpoints both_end | wc -w)" 1
@@ -493,6 +493,8 @@ report "a text without -e is read once, or for 2000 steps; no folder is taken tw
 report "a text without -e: -y 1 begins, and resumes with the same settings" "$(
     for steps in 16 17; do alone 0 -i ../text -o again -y 1 -x $steps -v 0 -s 0; done
     matches "$out" '^resumed   at step 16$'
+    alone 0 -i '../long_tex*' -x 1 -v 0 -s 0
+    says "$out" "runs/text-2 "
     equal "$(flag alone/again checkpoint-every) $(flag alone/again warmup) $(flag alone/again micro-batch)" "2 1 12"
 )"
 report "only a text gets other defaults, and --plan has them" "$(

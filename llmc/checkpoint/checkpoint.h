@@ -363,8 +363,9 @@ static inline int checkpoint_rename(const char *aside, const char *folder, const
     char old[PATH_LENGTH], target;
     format_path(old, "%s/best.old.tmp", run_dir);
     // a RUN/best without a loss is not of --keep-best, and stays; in older versions it is a link
-    bool is_best = number_in(run_dir, "best/state.json", "val_loss") >= 0 || readlink(folder, &target, 1) >= 0;
-    bool replaces = has_ending(folder, "/best") && is_best && rename(folder, old) == 0;
+    bool replaces = has_ending(folder, "/best") &&
+                    (number_in(run_dir, "best/state.json", "val_loss") >= 0 || readlink(folder, &target, 1) >= 0);
+    replaces = replaces && rename(folder, old) == 0;
     int error = rename(aside, folder) == 0 ? 0 : errno;
     if (!error) {
         error = sync_folder(run_dir);

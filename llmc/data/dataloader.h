@@ -502,7 +502,7 @@ static inline void dataloader_check(DataLoader *l) {
 }
 
 // Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so
-// that a run does not end at it after days. Ranks take the files in turn. Only for a loader at position 0.
+// that a run does not end at it after days. Ranks take the files in turn. A later epoch's `count` covers all files.
 static inline void dataloader_check_ids(DataLoader *l, double count) {
     const size_t T = (size_t)l->T;
     bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);

@@ -231,10 +231,10 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
     }
 }
 
-// Stops at a bad token id in the training data of the first max_steps updates.
-static inline void data_check_ids(RunData *d, const TrainArgs *a, long long max_steps) {
-    double sequences = (double)max_steps * (double)tokens_of_update(a) / a->T;
-    if (!d->has_examples) { dataloader_check_ids(&d->train_loader, sequences); }
+// Stops at a bad token id in the data of the next `steps` updates. A start checks all steps, a longer resume once more.
+static inline void data_check_ids(RunData *d, const TrainArgs *a, long long steps) {
+    double end = (double)d->train_loader.position + (double)steps * (double)tokens_of_update(a) / a->T;
+    if (!d->has_examples) { dataloader_check_ids(&d->train_loader, end); }
 }
 
 // -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval

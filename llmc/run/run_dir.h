@@ -125,7 +125,7 @@ static inline void make_run_dir(const char *path) {
 static inline int lock_run_dir(const char *folder) {
     int lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (folder && lock < 0 && errno == EIO) {
-        input_error("could not read the folder '%s': %s", folder, strerror(EIO));
+        input_error("could not read the folder '%s': %s; make it readable, then try again", folder, strerror(EIO));
     }
     if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0) {
         input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
@@ -351,7 +351,7 @@ static inline void check_time_limit(const TrainArgs *a, int steps_seen, const ch
               a->time_limit, tokens_of_update(a));
 }
 
-// Prints the command that resumes the run, if it has a checkpoint.
+// Prints the command that resumes the run, or begins it again if its first checkpoint was not due yet.
 static inline void print_resume_command(const TrainArgs *a) {
     char program[2 * PATH_LENGTH], folder[2 * PATH_LENGTH];
     if (!a->run_dir || (checkpoint_newest(folder, a->run_dir) < 0 && a->checkpoint_every == 0)) { return; }
