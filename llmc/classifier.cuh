@@ -23,7 +23,7 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 #include "llmc/common/device.cuh"
 #include "llmc/ops.h"
 
-// A row of at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. A narrower row (a byte
+// A row of packs with at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. Another row (a byte
 // vocabulary) has a warp.
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCK_COLUMNS = 4096, LOSS_THREADS = 1024 };
 
@@ -155,21 +155,19 @@ static inline bool classifier_holds_rows(size_t bytes, const Exec *ex) {
 static inline void cuda_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
                                    Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_BLOCK_COLUMNS;
-    auto plain = wide ? classifier_kernel<1, CLASSIFIER_THREADS, false> : classifier_kernel<1, 32, false>;
-    auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS, false> : classifier_kernel<PACK, 32, false>;
-    auto of_held = classifier_kernel<PACK, CLASSIFIER_THREADS, true>;
+    bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = packed && V >= CLASSIFIER_BLOCK_COLUMNS;
     size_t bytes = static_cast<size_t>(Vp) * sizeof(floatX);
-    bool held = packed && wide && dloss != 0 && classifier_holds_rows(bytes, ex);  // without dloss there is no pass 2
+    bool held = wide && dloss != 0 && classifier_holds_rows(bytes, ex);  // without dloss there is no pass 2
+    auto kernel = packed ? classifier_kernel<PACK, 32, false> : classifier_kernel<1, 32, false>;
+    if (wide) { kernel = classifier_kernel<PACK, CLASSIFIER_THREADS, false>; }
     if (held) {
         int most = static_cast<int>(bytes), percent = 100;
-        CUDA_CHECK(cudaFuncSetAttribute(of_held, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-        CUDA_CHECK(cudaFuncSetAttribute(of_held, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
+        kernel = classifier_kernel<PACK, CLASSIFIER_THREADS, true>;
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
     }
-    LAUNCH((held     ? of_held
-            : packed ? of_packs
-                     : plain),
-           N, wide ? CLASSIFIER_THREADS : 32, held ? bytes : 0, stream_of(ex), losses, logits, targets, dloss, V, Vp);
+    LAUNCH(kernel, N, wide ? CLASSIFIER_THREADS : 32, held ? bytes : 0, stream_of(ex), losses, logits, targets, dloss,
+           V, Vp);
 }
 
 // pass 1 over the rank's columns
@@ -192,12 +190,11 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
 static inline void cuda_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
                                               int N, int V, int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_BLOCK_COLUMNS;
-    auto plain = wide ? classifier_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_statistics_kernel<1, 32>;
-    auto of_packs =
-        wide ? classifier_statistics_kernel<PACK, CLASSIFIER_THREADS> : classifier_statistics_kernel<PACK, 32>;
-    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), statistics, logits,
-           targets, first, classifier_columns(first, V, Vl), Vl);
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = packed && Vl >= CLASSIFIER_BLOCK_COLUMNS;
+    auto kernel = packed ? classifier_statistics_kernel<PACK, 32> : classifier_statistics_kernel<1, 32>;
+    if (wide) { kernel = classifier_statistics_kernel<PACK, CLASSIFIER_THREADS>; }
+    LAUNCH(kernel, N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), statistics, logits, targets, first,
+           classifier_columns(first, V, Vl), Vl);
 }
 
 // row n's sum over all ranks;  *target = the target's logit
@@ -238,13 +235,11 @@ static inline void cuda_classifier_from_statistics(real *losses, floatX *logits,
                                                    const int *targets, real dloss, int ranks, int first, int N, int V,
                                                    int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_BLOCK_COLUMNS;
-    auto plain =
-        wide ? classifier_from_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_from_statistics_kernel<1, 32>;
-    auto of_packs = wide ? classifier_from_statistics_kernel<PACK, CLASSIFIER_THREADS>
-                         : classifier_from_statistics_kernel<PACK, 32>;
-    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, statistics,
-           targets, dloss, ranks, first, N, classifier_columns(first, V, Vl), Vl);
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = packed && Vl >= CLASSIFIER_BLOCK_COLUMNS;
+    auto kernel = packed ? classifier_from_statistics_kernel<PACK, 32> : classifier_from_statistics_kernel<1, 32>;
+    if (wide) { kernel = classifier_from_statistics_kernel<PACK, CLASSIFIER_THREADS>; }
+    LAUNCH(kernel, N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, statistics, targets, dloss,
+           ranks, first, N, classifier_columns(first, V, Vl), Vl);
 }
 
 // adds x to *sum; *lost is the rounding error so far, subtracted from the next x (Kahan 1965)

@@ -1,7 +1,7 @@
 /*
 The sum of squares of a flat array, in two fixed stages: at most NORM_MAX_BLOCKS blocks sum a range of elements each,
-then one block adds their sums. n and the alignment of x to 16 bytes alone decide the order of the sum, so that every
-GPU gives the same bits.
+then one block adds their sums. n alone decides the order of the sum, so that every GPU gives the same bits. x is
+aligned to 16 bytes.
 A thread adds up every 256th pack of its block's range, with one sum for each element of a pack; then the block adds its
 threads.
 Bytes       n fp32 or bf16, read once, 512 bytes in a row by a warp. Two or three instructions an element: bound by
@@ -17,12 +17,12 @@ enum { NORM_MAX_BLOCKS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 // scratch of cuda_global_norm_squared in bytes, for any n
 static inline size_t global_norm_partials(void) { return NORM_MAX_BLOCKS * sizeof(float); }
 
-// partials[b] = sum of squares of x[b * range .. (b + 1) * range - 1]. WIDTH is a pack, or 1 if x is not aligned to
-// packs.
-template <int WIDTH, class T>
+// partials[b] = sum of squares of x[b * range .. (b + 1) * range - 1]
+template <class T>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_blocks_kernel(float *partials, const T *x, size_t n, size_t range) {
     wait_for_previous_kernel();
+    constexpr int WIDTH = Pack<T>::SIZE;
     size_t begin = blockIdx.x * range, end = min(begin + range, n), packs_end = end - end % WIDTH;
     float sum[WIDTH] = {};
     for (size_t i = begin + threadIdx.x * WIDTH; i < packs_end; i += NORM_THREADS * WIDTH) {
@@ -55,13 +55,11 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
 
 static inline void cuda_global_norm_squared(real *norm_squared, Gradient x, GradMode mode, size_t n, Exec *ex) {
     with_type(x.dtype, x.at, [&]<class T>(const T *from) {
-        constexpr int WIDTH = Pack<T>::SIZE;
-        constexpr size_t SWEEP = NORM_THREADS * WIDTH;
+        constexpr size_t SWEEP = NORM_THREADS * Pack<T>::SIZE;
         size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_MAX_BLOCKS)), SWEEP) * SWEEP;
         int blocks = n == 0 ? 1 : static_cast<int>(ceil_div(n, range));
         float *partials = partials_of<float>(ex, static_cast<size_t>(blocks), "global_norm_squared");
-        auto kernel = aligned_to_pack(from) ? norm_blocks_kernel<WIDTH, T> : norm_blocks_kernel<1, T>;
-        LAUNCH(kernel, blocks, NORM_THREADS, 0, stream_of(ex), partials, from, n, range);
+        LAUNCH(norm_blocks_kernel<T>, blocks, NORM_THREADS, 0, stream_of(ex), partials, from, n, range);
         LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), norm_squared, partials, blocks, mode);
     });
 }

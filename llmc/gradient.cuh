@@ -2,8 +2,8 @@
 Parameter gradients on the GPU.
   gradient_put              stores one element, real or bf16 by a branch. Kernels that store many elements a thread have
                             the type as a template argument.
-  cuda_gradient_accumulate  a thread has a pack of x (16 bytes) and the sums of its elements. Arrays that are not
-                            aligned to 16 bytes, and the last elements, go one element at a time.
+  cuda_gradient_accumulate  a thread has a pack of x (16 bytes) and the sums of its elements. The last elements go one
+                            at a time. x and the sums are aligned to 16 bytes.
   gradient_fold             second stage of a gradient that is a sum over rows: adds the partial sums of all blocks in a
                             fixed order. A launch of its own, estimated at 4 to 5 us, takes less than the last block
                             of the first stage would: one multiprocessor reads layernorm's 5.3 MB in about 50 us.
@@ -60,11 +60,11 @@ static inline void gradient_fold(Gradient a, Gradient b, const float *partial, G
 
 enum { ACCUMULATE_THREADS = 256 };
 
-// WIDTH is a pack, or 1 if sum or x is not aligned to packs
-template <int WIDTH, class T>
+template <class T>
 static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
     gradient_accumulate_kernel(float *sum, const T *x, bool add, size_t n) {
     wait_for_previous_kernel();
+    constexpr int WIDTH = Pack<T>::SIZE;
     size_t i = (static_cast<size_t>(blockIdx.x) * ACCUMULATE_THREADS + threadIdx.x) * WIDTH;
     if (i + WIDTH > n) {
         for (; i < n; i++) { sum[i] = load_float(x + i) + (add ? sum[i] : 0); }
@@ -81,11 +81,8 @@ static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
 static inline void cuda_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
     if (n == 0) { return; }
     with_type(x.dtype, x.at, [&]<class T>(const T *from) {
-        constexpr int WIDTH = Pack<T>::SIZE;
-        bool packed = aligned_to_pack(from, sum);
-        size_t threads = packed ? ceil_div(n, static_cast<size_t>(WIDTH)) : n;
-        LAUNCH((packed ? gradient_accumulate_kernel<WIDTH, T> : gradient_accumulate_kernel<1, T>),
-               ceil_div(threads, static_cast<size_t>(ACCUMULATE_THREADS)), ACCUMULATE_THREADS, 0, stream_of(ex), sum,
-               from, mode == GRAD_ADD, n);
+        constexpr size_t SWEEP = ACCUMULATE_THREADS * Pack<T>::SIZE;
+        LAUNCH(gradient_accumulate_kernel<T>, ceil_div(n, SWEEP), ACCUMULATE_THREADS, 0, stream_of(ex), sum, from,
+               mode == GRAD_ADD, n);
     });
 }

@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
             UNROLL
             for (int i = 0; i < WIDTH; i++) {
                 float centred = x[p][i] - mean;
-                squares += centred * centred;
+                squares = fmaf(centred, centred, squares);
             }
         }
         rstd = rsqrt_device(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
@@ -125,10 +125,14 @@ template <bool SAVED_STATISTICS, int THREADS, int WIDTH>
 static inline void layernorm_launch_row(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                         const floatX *bias, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = layernorm_rows<THREADS>;
+    // a block's packs of bf16 are 8 or fewer
+    constexpr int MOST = THREADS * WIDTH * 8 < LAYERNORM_MAX_CHANNELS ? LAYERNORM_PER_LANE : 8;
     int packs = ceil_div(C, THREADS * WIDTH);
-    auto layernorm = packs <= 4   ? layernorm_kernel<THREADS, WIDTH, 4, SAVED_STATISTICS>
-                     : packs <= 8 ? layernorm_kernel<THREADS, WIDTH, 8, SAVED_STATISTICS>
-                                  : layernorm_kernel<THREADS, WIDTH, LAYERNORM_PER_LANE, SAVED_STATISTICS>;
+    auto layernorm = layernorm_kernel<THREADS, WIDTH, MOST, SAVED_STATISTICS>;
+    if constexpr (WIDTH > 1) {  // narrow rows need fewer registers
+        if (packs <= 8) { layernorm = layernorm_kernel<THREADS, WIDTH, 8, SAVED_STATISTICS>; }
+        if (packs <= 4) { layernorm = layernorm_kernel<THREADS, WIDTH, 4, SAVED_STATISTICS>; }
+    }
     LAUNCH(layernorm, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, out, mean, rstd, in, weight, bias, N, C);
 }
 

@@ -163,16 +163,20 @@ static __device__ __forceinline__ size_t matmul_sample_at(size_t i, size_t count
     return i * count / samples + rng_bits(1, 0, i) % (count / samples);
 }
 
+// element i of an array of bf16 or float
+static __device__ __forceinline__ float matmul_element(const void *x, bool is_bf16, size_t i) {
+    return is_bf16 ? load_float((const bf16 *)x + i) : load_float((const float *)x + i);
+}
+
 // out (samples) from x (count); samples <= count
-template <class T> static __global__ void matmul_sample_kernel(float *out, const T *x, size_t count, size_t samples) {
+static __global__ void matmul_sample_kernel(float *out, const void *x, bool is_bf16, size_t count, size_t samples) {
     wait_for_previous_kernel();
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < samples) { out[i] = load_float(x + matmul_sample_at(i, count, samples)); }
+    if (i < samples) { out[i] = matmul_element(x, is_bf16, matmul_sample_at(i, count, samples)); }
 }
 
 // out (samples): the same elements of C + op(A) op(B), in fp32. A warp computes one dot product.
-template <class T>
-static __global__ void matmul_dot_kernel(float *out, const floatX *a, const floatX *b, const T *c, LtKey key,
+static __global__ void matmul_dot_kernel(float *out, const floatX *a, const floatX *b, const void *c, LtKey key,
                                          size_t samples) {
     wait_for_previous_kernel();
     size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
@@ -185,7 +189,7 @@ static __global__ void matmul_dot_kernel(float *out, const floatX *a, const floa
             to_real(a[key.transpose_a ? i * k + p : p * m + i]) * to_real(b[key.transpose_b ? p * n + j : j * k + p]);
     }
     sum = warp_sum(sum);
-    if (lane_id() == 0) { out[sample] = key.add == LT_SET ? sum : sum + load_float(c + at); }
+    if (lane_id() == 0) { out[sample] = key.add == LT_SET ? sum : sum + matmul_element(c, key.out == DT_BF16, at); }
 }
 
 // ---- launchers
@@ -212,18 +216,14 @@ static inline void matmul_launch_epilogue(const CudaMatmuls *mm, const LtMatmul 
 
 static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, void *x, DType type, size_t count,
                                         size_t samples) {
-    with_type(type, x, [&]<class T>(const T *from) {
-        LAUNCH((matmul_sample_kernel<T>), matmul_blocks(samples, MATMUL_THREADS), MATMUL_THREADS, 0, mm->stream, out,
-               from, count, samples);
-    });
+    LAUNCH(matmul_sample_kernel, matmul_blocks(samples, MATMUL_THREADS), MATMUL_THREADS, 0, mm->stream, out, x,
+           type == DT_BF16, count, samples);
 }
 
 // before p runs: an output with += still holds C
 static inline void matmul_launch_dots(const CudaMatmuls *mm, float *out, const LtMatmul *p, size_t samples) {
-    with_type((DType)p->key.out, p->d, [&]<class T>(T *) {
-        LAUNCH((matmul_dot_kernel<T>), matmul_blocks(samples, MATMUL_WARPS), MATMUL_THREADS, 0, mm->stream, out, p->a,
-               p->b, (const T *)p->c, p->key, samples);
-    });
+    LAUNCH(matmul_dot_kernel, matmul_blocks(samples, MATMUL_WARPS), MATMUL_THREADS, 0, mm->stream, out, p->a, p->b,
+           p->c, p->key, samples);
 }
 
 // out (cols) = or += column sums of x (rows,cols), row-major

@@ -118,6 +118,7 @@ struct Settings {
     //   nothing  the kernel does not run
     //   twice    the kernel runs twice
     const char *early_fault = std::getenv("SIMT_EARLY");
+    const char *ptx = std::getenv("SIMT_PTX");    // launches run the kernels of this file of PTX (ptx.h)
     const char *uuid = std::getenv("SIMT_UUID");  // the first 16 bytes are the GPU's UUID
     bool only_count_races = false;                // a race does not abort; for tests of the race check
 };

@@ -43,6 +43,7 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
 For one host thread.
 */
 #pragma once
+#include "dev/emulator/ptx.h"
 #include "dev/emulator/simt.h"
 #include <cctype>
 #include <iterator>
@@ -535,6 +536,23 @@ inline std::string early_fault(cudaStream_t stream) {
     return "";
 }
 
+// [begin, end) of the allocation that holds an address, else {0, 0}
+inline std::pair<uint64_t, uint64_t> allocation_of(uint64_t address) {
+    const auto &all = runtime().allocations;
+    auto after = all.upper_bound(address);
+    if (after == all.begin()) { return {0, 0}; }
+    const auto &[begin, allocation] = *std::prev(after);
+    return {begin, begin + allocation.bytes};
+}
+
+// runs a kernel as nvcc compiled it
+template <class... P>
+void run_ptx(void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, const std::tuple<P...> &arguments) {
+    std::vector<ptx::Argument> list;
+    std::apply([&](const P &...argument) { (list.push_back({&argument, sizeof argument}), ...); }, arguments);
+    ptx::launch(ptx::name_of(reinterpret_cast<const void *>(kernel)), grid, dim, shared_bytes, list, allocation_of);
+}
+
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
 cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes,
@@ -559,7 +577,11 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, 
         if (replaced_by(how)) { return; }
         if (fault == "crash") { runtime().context_error = cudaErrorIllegalAddress; }
         for (int i = 0; i < times; i++) {
-            run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
+            if (settings().ptx) {
+                run_ptx(kernel, grid, dim, shared_bytes, copied);
+            } else {
+                run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
+            }
         }
         if (how != WORKS) { break_output(std::get<0>(copied), how); }
     };

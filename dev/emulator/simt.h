@@ -159,6 +159,19 @@ inline float approximated(double y, float x, double bound) {
     return settings().approximate ? off_by(y, x, bound) : static_cast<float>(y);
 }
 
+// special functions of ptx.cuh, with NVIDIA's documented errors
+inline float exp2_fast(float x) {
+    float y = x == floorf(x) ? exp2f(x) : approximated(exp2((double)x), x, 0x1p-22);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+inline float reciprocal_fast(float x) {
+    float y = fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : approximated(1 / (double)x, x, 0x1p-23);
+    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
+}
+inline float rsqrt_device(float x) { return approximated(1 / sqrt((double)x), x, 0x1p-22); }
+inline float log_device(float x) { return approximated(log((double)x), x, 0x1p-23); }
+inline float log2_device(float x) { return approximated(log2((double)x), x, 0x1p-23); }
+
 // rounds to fp32 towards zero
 inline float round_to_zero(double x) {
     float f = static_cast<float>(x);
@@ -199,25 +212,39 @@ inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[1
     }
 }
 
-inline void do_mma(Block &block, int warp, uint32_t) {
+// d += a b, from and to the lanes' registers
+inline void multiply_fragments(float (&d)[WARP][4], const uint32_t (&a_of)[WARP][4], const uint32_t (&b_of)[WARP][2]) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < WARP; lane++) {
-        const MmaOperands &own = operands_of<MmaOperands>(block, warp, lane);
         int g = lane / 4, t = lane % 4 * 2;
         for (int i = 0; i < 4; i++) {
-            a[g + i % 2 * 8][t + i / 2 * 8] = low_bf16(own.a[i]);
-            a[g + i % 2 * 8][t + i / 2 * 8 + 1] = high_bf16(own.a[i]);
-            c[g + i / 2 * 8][t + i % 2] = own.d[i];
+            a[g + i % 2 * 8][t + i / 2 * 8] = low_bf16(a_of[lane][i]);
+            a[g + i % 2 * 8][t + i / 2 * 8 + 1] = high_bf16(a_of[lane][i]);
+            c[g + i / 2 * 8][t + i % 2] = d[lane][i];
         }
         for (int i = 0; i < 2; i++) {
-            b[t + i * 8][g] = low_bf16(own.b[i]);
-            b[t + i * 8 + 1][g] = high_bf16(own.b[i]);
+            b[t + i * 8][g] = low_bf16(b_of[lane][i]);
+            b[t + i * 8 + 1][g] = high_bf16(b_of[lane][i]);
         }
     }
     for (int i = 0; i < 16; i++) { multiply_add(c[i], a[i], b); }
     for (int lane = 0; lane < WARP; lane++) {
-        float *d = operands_of<MmaOperands>(block, warp, lane).d;
-        for (int i = 0; i < 4; i++) { d[i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]; }
+        for (int i = 0; i < 4; i++) { d[lane][i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]; }
+    }
+}
+
+inline void do_mma(Block &block, int warp, uint32_t) {
+    float d[WARP][4];
+    uint32_t a[WARP][4], b[WARP][2];
+    for (int lane = 0; lane < WARP; lane++) {
+        const MmaOperands &own = operands_of<MmaOperands>(block, warp, lane);
+        std::memcpy(d[lane], own.d, sizeof d[lane]);
+        std::memcpy(a[lane], own.a, sizeof a[lane]);
+        std::memcpy(b[lane], own.b, sizeof b[lane]);
+    }
+    multiply_fragments(d, a, b);
+    for (int lane = 0; lane < WARP; lane++) {
+        std::memcpy(operands_of<MmaOperands>(block, warp, lane).d, d[lane], sizeof d[lane]);
     }
 }
 

@@ -551,19 +551,8 @@ TEST(test_races) {
 
 // ---- misuse: each case aborts a child process with one sentence
 
-// Asserts that FUNCTION(&which) aborts after one sentence that contains both strings.
 static void assert_aborts(const char *words, const char *more_words, void (*function)(void *), int which) {
-#ifdef SIMT_TSAN
-    skip();  // ThreadSanitizer follows no fibers in a forked child
-#endif
-    char said[4096];
-    int status = run_in_child(said, sizeof said, function, &which);
-    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !is_one_line(said)) {
-        fail_msg("expected an abort with '%s', got wait status %d: %s", more_words, status, said);
-    }
-    if (!strstr(said, words) || !strstr(said, more_words)) {
-        fail_msg("expected '%s' and '%s'; it said: %s", words, more_words, said);
-    }
+    assert_aborts(words, more_words, function, (void *)&which);
 }
 
 // A thread of a kernel with a mistake. x is dynamic shared memory, 512 bytes at address `base`; small has 8 elements.

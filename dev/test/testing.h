@@ -2,7 +2,7 @@
 What the unit tests need besides cmocka: tests that register themselves, a temporary folder for each test program, files
 in it, and functions that stop the program.
 defines: TEST, run_all_tests, LEN, temp_dir, temp_path, joined, exists, write_bytes, write_text, write_file, overwrite,
-new_folder, read_file, limit_files, run_in_child, is_one_line, assert_stops
+new_folder, read_file, limit_files, run_in_child, is_one_line, assert_stops, assert_aborts
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -193,4 +193,19 @@ static inline void assert_stops(int status, const char *words, void (*function)(
     }
     if (!strstr(output, words)) { fail_msg("expected a sentence with '%s'; stderr: %s", words, output); }
     if (!is_one_line(output)) { fail_msg("expected one line; stderr: %s", output); }
+}
+
+// Asserts that function(argument) aborts after one sentence on stderr that contains both strings.
+static inline void assert_aborts(const char *words, const char *more_words, void (*function)(void *), void *argument) {
+#ifdef SIMT_TSAN
+    skip();  // ThreadSanitizer follows no fibers in a forked child
+#endif
+    char said[4096];
+    int status = run_in_child(said, sizeof said, function, argument);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !is_one_line(said)) {
+        fail_msg("expected an abort with '%s', got wait status %d: %s", more_words, status, said);
+    }
+    if (!strstr(said, words) || !strstr(said, more_words)) {
+        fail_msg("expected '%s' and '%s'; it said: %s", words, more_words, said);
+    }
 }

@@ -64,12 +64,13 @@ static const OpShape layernorm_shapes[] = {
     {.C = 768},
     {.B = 2, .T = 32, .C = 768},
     {.B = 3, .T = 7, .C = 67},
-    {.B = 1, .T = 3, .C = 3208},  // wider than a warp's row on a GPU, in packs
+    {.B = 1, .T = 3, .C = 5000},  // wider than a warp's row on a GPU, in packs
     {.B = 2, .T = 2, .C = 401},   // and in single elements
     {.B = 1, .T = 1, .C = 33},
-    {.B = 7, .T = 331, .C = 264},             // more rows than all blocks of a GPU's backward take at once
-    {.B = 1, .T = 250, .C = 65},              // the same for single elements
-    {.B = 1, .T = 2, .C = 1600},              // GPT-2 1558M's; with 2560 and 768, every number of packs a thread
+    {.B = 7, .T = 331, .C = 264},  // more rows than all blocks of a GPU's backward take at once
+    {.B = 1, .T = 250, .C = 65},   // the same for single elements
+    {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; with 2560, 1280 and 768, every number of packs a thread
+    {.B = 1, .T = 2, .C = 1280},
     {.B = 1, .T = 2, .C = 2560, .slack = 2},  // a mean of 0.003
     {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, one by one if the compiler does not vectorise
     {.B = 2, .T = 3, .C = 1, .slack = 20},    // rstd is 316 and multiplies a rounding error
@@ -99,6 +100,7 @@ static const OpShape attention_shapes[] = {
     {.B = 1, .T = 300, .NH = 1, .HS = 64},
     {.B = 1, .T = 130, .NH = 1, .HS = 128},
     {.B = 1, .T = 67, .NH = 3, .HS = 80},
+    {.B = 1, .T = 67, .NH = 1, .HS = 96},
     {.B = 1, .T = 130, .NH = 1, .HS = 32},
     {.B = 1, .T = 37, .NH = 2, .HS = 160},
     {.B = 2, .T = 37, .NH = 1, .HS = 33},
@@ -111,6 +113,7 @@ static const OpShape attention_shapes[] = {
 static const OpShape classifier_shapes[] = {
     {.V = 50257, .Vp = 50304},                  // GPT-2's
     {.B = 1, .T = 4, .V = 50257, .Vp = 50304},  // with few rows
+    {.B = 1, .T = 2, .V = 5000, .Vp = 5008},    // a GPU holds rows in shared memory, in fp32 too
     {.B = 3, .T = 5, .V = 67, .Vp = 71},        // rows are not whole packs
     {.B = 2, .T = 3, .V = 5, .Vp = 8},          // a row is one pack of bf16
     {.B = 1, .T = 1, .V = 1, .Vp = 3},

@@ -24,18 +24,11 @@ using simt::store_global;
 // AddressSanitizer sees an address outside of the array
 inline void prefetch_l2(const void *address) { (void)*static_cast<const volatile char *>(address); }
 
-// special functions, with NVIDIA's documented errors (SIMT_APPROX)
-inline float exp2_fast(float x) {
-    float y = x == floorf(x) ? exp2f(x) : simt::approximated(exp2((double)x), x, 0x1p-22);
-    return y < 0x1p-126f ? 0.0f : y;
-}
-inline float reciprocal_fast(float x) {
-    float y = fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : simt::approximated(1 / (double)x, x, 0x1p-23);
-    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
-}
-inline float rsqrt_device(float x) { return simt::approximated(1 / sqrt((double)x), x, 0x1p-22); }
-inline float log_device(float x) { return simt::approximated(log((double)x), x, 0x1p-23); }
-inline float log2_device(float x) { return simt::approximated(log2((double)x), x, 0x1p-23); }
+using simt::exp2_fast;
+using simt::log2_device;
+using simt::log_device;
+using simt::reciprocal_fast;
+using simt::rsqrt_device;
 
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { simt::ldmatrix(r, address, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { simt::ldmatrix(r, address, true); }

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The kernels as nvcc compiled them, executed on the CPU by dev/emulator/ptx.h.
+#   dev/test/test_ptx.sh [NVCC PRECISION ARCHITECTURE]   all, or for example: nvcc12 bf16 sm_90
+# For the installed nvcc and nvcc 12.4, which dev/test/nvcc12.sh downloads, both precisions, sm_80 and sm_90: the rows of
+# test_ops, the layouts of the tensor cores, and short runs of the trainer. A kernel that nothing executed fails the test
+# by its name. Shows what nvcc made of the kernels' C++ and of their asm. Cannot show speed, ptxas, cuBLASLt, NCCL, the
+# driver, or races, which the emulator finds.
+# build/ptx keeps PTX until a source changes. Two at a time; 4 minutes on two free cores.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+command -v nvcc >/dev/null || { skip nvcc 8 && exit; }
+root=$PWD scratch=$(mktemp -d) programs=$PWD/build/emulated
+trap 'rm -rf "$scratch"' EXIT
+mkdir -p build/ptx
+seq 3000 >"$scratch/text"
+export OMP_NUM_THREADS=1 TEST_DEVICE=cuda
+
+# ptx_of NVCC PRECISION ARCHITECTURE SOURCE FILE: compiles SOURCE to FILE, unless FILE is newer than all sources
+ptx_of() {
+    [ -n "$(find "$5" llmc train_gpt2.cu "$4" dev/test/*.h "$0" -newer "$5" 2>&1)" ] || return 0
+    [ "$1" = nvcc ] || local -x PATH=$root/build/nvcc12/bin:$PATH NVCC_CCBIN=${NVCC_CCBIN:-g++-12}
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${2^^}" -arch="${3/sm/compute}" -ptx "$4" -o "$5.new" &&
+        mv "$5.new" "$5"
+}
+
+# train RUN FLAGS...: a run of the trainer
+train() {
+    export TRAIN_GPT2_AUTOTUNE_CACHE=$PWD/${1#emulated_}.algorithms
+    "$trainer" --device cuda -i "$scratch/text" -t 64 -v 2 -m 1 -s 20 -o "$@" >log 2>&1 </dev/null ||
+        { echo "$1:" && grep -vE '^note' log | tail -n 2; }
+}
+# trains_the_same RUN FLAGS...: losses on PTX are those of g++'s kernels, but for roundings
+trains_the_same() {
+    SIMT_PTX=$ptx train "$@"
+    train "emulated_$1" "${@:2}"
+    paste <(losses "$1") <(losses "emulated_$1") | awk '
+        { off = ($1 - $2) / $2 } !(off * off < 1e-8) { print "loss " $1 ", emulated " $2 }
+        END { if (NR < 2) print NR " losses" }'
+}
+losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
+
+# check NVCC PRECISION ARCHITECTURE: prints a sentence for each failure
+check() {
+    local ptx=$root/build/ptx/$1_$2_$3 layouts=$root/build/ptx/$1_layouts_$3 suffix=_$2
+    [ "$2" = bf16 ] || suffix=
+    local ops=$programs/test_ops$suffix trainer=$programs/train_gpt2$suffix
+    if ! { ptx_of "$@" train_gpt2.cu "$ptx" && ptx_of "$1" bf16 "$3" dev/test/test_layouts.cu "$layouts"; }; then
+        echo "nvcc failed" && return
+    fi
+    mkdir "$scratch/$1_$2_$3" && cd "$scratch/$1_$2_$3" || return
+    export SIMT_PTX_LAUNCHES=$PWD/launches
+    SIMT_PTX=$ptx "$ops" --quick >log 2>&1 || grep -E 'ptx:|ERROR' log
+    # kernels for GPUs with less shared memory
+    [ "$2" = bf16 ] || SIMT_PTX=$ptx SIMT_CAPABILITY=75 "$ops" --quick attention_backward >log 2>&1 || grep -E 'ptx:|ERROR' log
+    [ "$2" = fp32 ] || SIMT_PTX=$layouts "$programs/test_layouts_bf16" >log 2>&1 ||
+        grep -E 'ptx:|ERROR' log
+    trains_the_same graphs -e l2h2c128 -b 2 -n 2 -x 4 -gd bf16
+    trains_the_same muon -e l2h2c128 -b 2 -d 256 -x 2 --optimizer muon -r 4 --offload 1
+    SIMT_PRODUCTS=1 trains_the_same unaligned -e l1h1c20 -b 1 -d 256 -x 1 # rows that are no whole packs
+    SIMT_BREAK=cublasLtMatmul:error trains_the_same own_matmuls -e l1h1c20 -b 1 -d 256 -x 1 -s 0
+    comm -23 <(sed -nE 's/^(\.visible )?\.entry ([^(]*).*/\2/p' "$ptx" | sort) <(cut -d ' ' -f 1 launches | sort -u) |
+        c++filt -p | sed 's/^/not executed: /'
+}
+
+names=()
+start() { # NVCC PRECISION ARCHITECTURE
+    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    check "$@" >"$scratch/$1_$2_$3.said" 2>&1 &
+    names+=("$*")
+}
+if [ $# -eq 3 ]; then
+    start "$@"
+else
+    for compiler in nvcc nvcc12; do
+        why=$([ $compiler = nvcc ] || dev/test/nvcc12.sh build/nvcc12) || { skip "nvcc 12.4: $why" 4 && continue; }
+        for precision in bf16 fp32; do
+            for architecture in sm_80 sm_90; do start $compiler $precision $architecture; done
+        done
+    done
+fi
+wait
+for name in "${names[@]}"; do
+    report "${name/nvcc12/nvcc 12.4}: $(grep -c '^\(.visible \)\?.entry' "build/ptx/${name// /_}") kernels" \
+        "$(cat "$scratch/${name// /_}.said")"
+done
+end_tests
