@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
-# of what they print, llm.c's binary files, mpirun, and a check that processes have ended.
+# of what they print, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
 MPI="mpirun and a program built with MPI (openmpi-bin, libopenmpi-dev)"
@@ -75,6 +75,17 @@ refused() {
         silent "$out"
         equal "$(diff <(cat <<<"$before") <(snapshot))" ""
     )"
+}
+
+# ---- nvcc
+
+# ptx_of PRECISION ARCHITECTURE [FLAG]: compiles build/ptx/PRECISION_ARCHITECTURE[FLAG].ptx if a source is newer
+ptx_of() {
+    local to=build/ptx/$1_$2${3:-}.ptx
+    mkdir -p build/ptx
+    [ ! -e "$to" ] || [ -n "$(find llmc train_gpt2.cu -newer "$to" -type f -print -quit)" ] || return 0
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${1^^}" -arch="compute_${2#sm_}" ${3:+"$3"} \
+        -ptx train_gpt2.cu -o "$to"
 }
 
 # ---- llm.c's files
