@@ -209,15 +209,9 @@ inline Runtime &runtime() {
     return all;
 }
 
-enum {
-    DEVICE_SMS = 4,
-    DEVICE_KILOHERTZ = 1000000,
-    DEVICE_L2_BYTES = 4 << 20,
-    SHARED_BYTES_BY_DEFAULT = 48 * 1024,
-    SHARED_BYTES_OF_SM = 228 * 1024
-};
-// sm_75: as much as a block may take
-inline int shared_bytes_of_sm() { return settings().capability < 80 ? SM_75_SHARED_BYTES : int{SHARED_BYTES_OF_SM}; }
+enum { DEVICE_SMS = 4, DEVICE_KILOHERTZ = 1000000, DEVICE_L2_BYTES = 4 << 20, SHARED_BYTES_BY_DEFAULT = 48 * 1024 };
+// CUDA reserves 1 KB of it for each block, but on sm_75
+inline int shared_bytes_of_sm() { return shared_bytes_limit() + (settings().capability < 80 ? 0 : 1024); }
 
 // sets the last error, as every failing call does
 inline cudaError_t failed(cudaError_t error) {
@@ -535,6 +529,18 @@ inline std::string early_fault(cudaStream_t stream) {
     return "";
 }
 
+extern "C" const char __ehdr_start;  // the program's first byte in memory
+
+// Adds a line to the file of settings().launches, each once: the kernel's address as nm prints it, the threads of a
+// block, the bytes of dynamic shared memory.
+inline void record_launch(const void *kernel, size_t threads, size_t shared_bytes) {
+    static FILE *file = settings().launches ? std::fopen(settings().launches, "a") : nullptr;
+    static std::set<std::tuple<const void *, size_t, size_t>> known;
+    if (!file || !known.emplace(kernel, threads, shared_bytes).second) { return; }
+    std::fprintf(file, "%016tx %zu %zu\n", static_cast<const char *>(kernel) - &__ehdr_start, threads, shared_bytes);
+    std::fflush(file);
+}
+
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
 cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes,
@@ -554,6 +560,7 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, 
     if (fault == "launch" || fault == "both") { return failed(cudaErrorInvalidValue); }
     int times = fault == "nothing" ? 0 : fault == "twice" ? 2 : 1;
     runtime().launches++;
+    record_launch(reinterpret_cast<const void *>(kernel), threads, shared_bytes);
     std::tuple<P...> copied(arguments...);
     auto run = [=] {
         if (replaced_by(how)) { return; }

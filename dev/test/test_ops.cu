@@ -268,23 +268,57 @@ static void test_attention_low_scores(void **state) {
 }
 
 #ifndef __CUDACC__
-// All plainer kernels: every launch is accepted, and the partial sums fit. No kernel runs.
+// Enqueues a call with arrays that begin `behind` elements after whole packs.
+static void launch_only(const OpCase *op, const OpShape *shape, int variant, size_t behind, Exec *ex) {
+    Problem p = problem_describe(op, shape, variant);
+    uint64_t submitted = simt::runtime().submitted;
+    std::vector<char *> allocated;
+    for (int i = 0; i < p.num_arrays; i++) {
+        size_t bytes = behind * dtype_size(p.array[i].dtype);
+        allocated.push_back((char *)cuda_allocate(array_bytes(&p.array[i]) + bytes));
+        p.array[i].data = allocated.back() + bytes;
+    }
+    problem_run(&p, &cuda_ops, ex);
+    assert_true(simt::runtime().submitted > submitted);
+    for (char *data : allocated) { CUDA_CHECK(cudaFree(data)); }
+}
+
+// launches of the autotuner, and of an epilogue without packs
+static void launch_matmul_kernels(const CudaMatmuls *mm) {
+    LtMatmul p = {};
+    p.key.m = p.key.n = p.key.k = 3;
+    matmul_launch_epilogue(mm, &p, LT_GELU);
+    for (DType type : {DT_F32, DT_BF16}) {
+        p.key.out = type;
+        matmul_launch_sample(mm, mm->scratch, mm->scratch, type, 9, 9);
+        matmul_launch_dots(mm, mm->scratch, &p, 9);
+    }
+}
+
+// All kernels, the plainer ones too: every launch is accepted, and the partial sums fit. No kernel runs.
+// dev/test/test_launches.sh reads the launches.
 static void test_plainer_kernels(void **state) {
     (void)state;
     simt::runtime().dry_run = true;
     for (int level = 0; level < FALLBACK_LEVELS; level++) {
         Exec ex;
         void *scratch = check_open(&ex, &cuda_backend, FallbackKernels{{level, level, level}});
+        // the widest row of the classifier that is held
+        int held = (ex.cuda->shared_bytes / CLASSIFIER_HELD_ROWS - 2048) / 32 * 32 / (int)sizeof(floatX);
         for (const OpCase &op : op_cases) {
-            for (int shape = 0; op_shape(&op, shape); shape++) {
-                Problem p = problem_describe(&op, op_shape(&op, shape), op.variants[0]);
-                uint64_t submitted = simt::runtime().submitted;
-                for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
-                problem_run(&p, &cuda_ops, &ex);
-                assert_true(simt::runtime().submitted > submitted);
-                device_free(&p);
+            std::vector<OpShape> shapes;
+            for (int i = 0; op_shape(&op, i); i++) { shapes.push_back(*op_shape(&op, i)); }
+            for (int C : {200, 1200, 5000}) {  // 8 and 12 packs or elements a thread
+                if (strncmp(op.name, "layernorm", 9) == 0) { shapes.push_back({.B = 1, .T = 2, .C = C}); }
+            }
+            if (op.id == OP_classifier) { shapes.push_back({.B = 1, .T = 2, .V = held, .Vp = held}); }
+            for (const OpShape &shape : shapes) {
+                for (int v = 0; v < op.num_variants; v++) {
+                    for (size_t behind : {0, 1}) { launch_only(&op, &shape, op.variants[v], behind, &ex); }
+                }
             }
         }
+        launch_matmul_kernels(ex.cuda->matmuls);
         check_close(&ex, &cuda_backend, scratch);
     }
     simt::runtime().dry_run = false;

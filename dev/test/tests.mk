@@ -157,7 +157,7 @@ build/check/nvcc build/check/nvcc_oldest: train_gpt2.cu test_gpt2.cu dev/bench/b
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these compile with nvcc, or read what build/check/nvcc leaves
-NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_fmad.sh test_sass.sh test_cuda_build.sh)
+NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_fmad.sh test_sass.sh test_launches.sh test_cuda_build.sh)
 # in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
 # of compilers
 MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
