@@ -29,7 +29,7 @@ STATEMENTS = {
     "cp.async.wait_group %0;": MEMORY,
 }
 NOT_CODE = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.S)  # comments, and strings, which stay
-STATEMENT = re.compile(r"\s*(volatile|__volatile__|)\s*\(((?:\s*\"[^\"]*\")+)([^;]*)\)\s*;")
+STATEMENT = re.compile(r'\s*(volatile|__volatile__|)\s*\(((?:\s*"[^"]*")+)[^;]*?(:\s*"memory"\s*)?\)\s*;')
 
 
 def main():
@@ -42,10 +42,9 @@ def main():
         for word in re.finditer(r"\b(?:__)?asm(?:__)?\b", code):
             where = f"{path}:{code.count(chr(10), 0, word.start()) + 1}: asm"
             statement = STATEMENT.match(code, word.end())
-            text = "".join(re.findall(r'"([^"]*)"', statement.group(2))) if statement else None
-            clobber = statement and re.search(r':\s*"memory"\s*$', statement.group(3))
-            qualifiers = bool(statement and statement.group(1)), bool(clobber)
-            found = {(True, True): MEMORY, (True, False): EFFECT, (False, False): PURE}.get(qualifiers, "a clobber")
+            volatile, strings, clobber = statement.groups() if statement else ("", "", "")
+            text = "".join(re.findall(r'"([^"]*)"', strings))
+            found = (MEMORY if clobber else EFFECT) if volatile else "a clobber alone" if clobber else PURE
             if text not in STATEMENTS:
                 findings.append(f'{where}: "{text}" is not in the table of dev/asm.py')
             elif found != STATEMENTS[text]:
