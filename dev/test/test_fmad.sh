@@ -8,7 +8,6 @@ cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 command -v nvcc ptxas >/dev/null || { skip nvcc && exit; }
 ptx=$PWD/build/ptx scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
-
 # The first pattern that fits counts. none: no compiler forms an FMA. nvcc: ptxas forms none. any: no promise.
 rules() {
     cat <<'END'
@@ -32,17 +31,18 @@ fmas() { # "count kernel". A product by 2 or 0.5 is exact, so that an FMA has th
 }
 formed() { # PRECISION: "no kernel" of each, then "nvcc kernel" or "ptxas kernel" of those with an FMA that it formed
     local sm name dump
-    ptx_of "$1" sm_80 && ptx_of "$1" sm_90 && ptx_of "$1" sm_90 -fmad=false && cd "$scratch" || return
+    { ptx_of "$1" sm_80 && ptx_of "$1" sm_90 && ptx_of "$1" sm_90 -fmad=false; } || echo "no nvcc: failed"
     awk '/\.entry/ { print "no", $NF }' "$ptx/$1_sm_90.ptx"
     comm -3 <(fmas "$ptx/$1_sm_90.ptx") <(fmas "$ptx/$1_sm_90-fmad=false.ptx") | awk '{ print "nvcc", $2 }'
+    cd "$scratch" || exit
     for sm in sm_80 sm_90; do
         for name in "$1$sm"{true,false}; do
-            mkdir "$name" && ptxas -arch=$sm -fmad="${name#"$1$sm"}" "$ptx/$1_$sm.ptx" -o "$name.cubin" || return
+            mkdir "$name" && ptxas -arch=$sm -fmad="${name#"$1$sm"}" "$ptx/$1_$sm.ptx" -o "$name.cubin"
             mapfile -t dump < <(sed -nE "s|.*\.entry (.*)\(.*|--dump-section=.text.\1=$name/\1|p" "$ptx/$1_$sm.ptx")
             objcopy -I elf64-little "${dump[@]}" "$name.cubin" /dev/null 2>/dev/null
-            [ "$(find "$name" -size +0 -type f | wc -l)" = ${#dump[@]} ] || echo "machine code of all kernels"
+            [ "$(find "$name" -size +0 -type f | wc -l)" = ${#dump[@]} ] || echo "no $name: failed"
         done
-        diff -rq "$1$sm"{true,false} | sed -E 's/.*\/(\S+) differ$/ptxas \1/'
+        diff -rq "$1$sm"{true,false} | sed -nE 's/.*\/(\S+) differ$/ptxas \1/p'
     done
 }
 judge() { # PRECISION: each kernel that breaks its rule or has none
@@ -52,8 +52,8 @@ judge() { # PRECISION: each kernel that breaks its rule or has none
         said[former $0]++ { next }
         i > rules { print of $0 ": unknown to this test: give it a line in rules()" }
         former != "no" && allows[i] !~ "any|" former { print of $0 ": " former " forms an FMA: write fmaf()" }
-        END { if (!kernels) { print of "nvcc failed" } }' <(rules) -
+        END { if (!kernels) { print of "no kernels" } }' <(rules) -
 }
-judge bf16 >"$scratch/bf16" & judge fp32 >"$scratch/fp32" && wait $!
+judge bf16 >"$scratch/bf16" & judge fp32 >"$scratch/fp32"; wait
 report "no FMA is formed in a kernel with a promise of bits" "$(cat "$scratch"/{bf16,fp32})"
 end_tests
