@@ -84,6 +84,8 @@ struct Settings {
     int check_races = setting_from_environment("SIMT_RACES", 1);
     // compute capability, times 10: 90 as an H100, or 75 as a T4, without cp.async and bf16 on tensor cores
     int capability = setting_from_environment("SIMT_CAPABILITY", 90);
+    // shared memory of a block at most, in KiB, from sm_80 on: 227 as an H100, 163 as an A100, 99 as an RTX
+    int shared_kib = setting_from_environment("SIMT_SHARED_KIB", 227);
     int hardware = setting_from_environment("SIMT_HARDWARE", 0);
     // tensor cores: 0 fp32 sums in order; 1 aligned and truncated sums of 8 products (tensor_core_sum)
     int mma_rounding = setting_from_environment("SIMT_MMA", hardware);
@@ -118,9 +120,10 @@ struct Settings {
     //   nothing  the kernel does not run
     //   twice    the kernel runs twice
     const char *early_fault = std::getenv("SIMT_EARLY");
-    const char *ptx = std::getenv("SIMT_PTX");    // launches run the kernels of this file of PTX (ptx.h)
-    const char *uuid = std::getenv("SIMT_UUID");  // the first 16 bytes are the GPU's UUID
-    bool only_count_races = false;                // a race does not abort; for tests of the race check
+    const char *ptx = std::getenv("SIMT_PTX");            // launches run the kernels of this file of PTX (ptx.h)
+    const char *launches = std::getenv("SIMT_LAUNCHES");  // file that gets a line for each launch (record_launch)
+    const char *uuid = std::getenv("SIMT_UUID");          // the first 16 bytes are the GPU's UUID
+    bool only_count_races = false;                        // a race does not abort; for tests of the race check
 };
 
 // Since the program started.
@@ -202,7 +205,9 @@ enum { SHARED_BYTES = 227 * 1024, STATIC_SHARED_BYTES = 48 * 1024, SHARED_WINDOW
 enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
 
 // static and dynamic shared memory of a block, at most
-inline int shared_bytes_limit() { return settings().capability < 80 ? SM_75_SHARED_BYTES : SHARED_BYTES; }
+inline int shared_bytes_limit() {
+    return settings().capability < 80 ? SM_75_SHARED_BYTES : settings().shared_kib * 1024;
+}
 
 // The block that one OS thread runs. Memory and idle fibers are reused by the next block.
 struct Block {

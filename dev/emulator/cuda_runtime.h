@@ -210,15 +210,9 @@ inline Runtime &runtime() {
     return all;
 }
 
-enum {
-    DEVICE_SMS = 4,
-    DEVICE_KILOHERTZ = 1000000,
-    DEVICE_L2_BYTES = 4 << 20,
-    SHARED_BYTES_BY_DEFAULT = 48 * 1024,
-    SHARED_BYTES_OF_SM = 228 * 1024
-};
-// sm_75: as much as a block may take
-inline int shared_bytes_of_sm() { return settings().capability < 80 ? SM_75_SHARED_BYTES : int{SHARED_BYTES_OF_SM}; }
+enum { DEVICE_SMS = 4, DEVICE_KILOHERTZ = 1000000, DEVICE_L2_BYTES = 4 << 20, SHARED_BYTES_BY_DEFAULT = 48 * 1024 };
+// CUDA reserves 1 KB of it for each block, but on sm_75
+inline int shared_bytes_of_sm() { return shared_bytes_limit() + (settings().capability < 80 ? 0 : 1024); }
 
 // sets the last error, as every failing call does
 inline cudaError_t failed(cudaError_t error) {
@@ -553,6 +547,17 @@ void run_ptx(void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, con
     ptx::launch(ptx::name_of(reinterpret_cast<const void *>(kernel)), grid, dim, shared_bytes, list, allocation_of);
 }
 
+// Adds a line to the file of settings().launches, each once: a kernel's name in the PTX, the threads of a block, the
+// bytes of dynamic shared memory, and `dry` in a dry run.
+inline void record_launch(const void *kernel, size_t threads, size_t shared_bytes) {
+    static FILE *file = settings().launches ? std::fopen(settings().launches, "a") : nullptr;
+    static std::set<std::tuple<const void *, size_t, size_t, bool>> known;
+    if (!file || !known.emplace(kernel, threads, shared_bytes, runtime().dry_run).second) { return; }
+    std::fprintf(file, "%s %zu %zu%s\n", ptx::name_of(kernel).c_str(), threads, shared_bytes,
+                 runtime().dry_run ? " dry" : "");
+    std::fflush(file);
+}
+
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
 cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes,
@@ -572,6 +577,7 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, 
     if (fault == "launch" || fault == "both") { return failed(cudaErrorInvalidValue); }
     int times = fault == "nothing" ? 0 : fault == "twice" ? 2 : 1;
     runtime().launches++;
+    record_launch(reinterpret_cast<const void *>(kernel), threads, shared_bytes);
     std::tuple<P...> copied(arguments...);
     auto run = [=] {
         if (replaced_by(how)) { return; }

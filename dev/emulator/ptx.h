@@ -17,7 +17,6 @@ Not seen: races (simt.h finds them), order of memory between blocks, and everyth
 #include "dev/emulator/simt.h"
 #include <array>
 #include <map>
-#include <set>
 #include <string>
 #include <tuple>
 #include <unistd.h>
@@ -740,16 +739,6 @@ inline std::string params_of(const Kernel &k, const std::vector<Argument> &argum
     return params;
 }
 
-// adds a line `KERNEL THREADS DYNAMIC_BYTES` to the file SIMT_PTX_LAUNCHES for each kind of launch
-inline void note_launch(const std::string &kernel, unsigned threads, size_t dynamic_bytes) {
-    static std::set<std::tuple<std::string, unsigned, size_t>> noted;
-    const char *name = std::getenv("SIMT_PTX_LAUNCHES");
-    FILE *file = name && noted.emplace(kernel, threads, dynamic_bytes).second ? std::fopen(name, "a") : nullptr;
-    if (!file) { return; }
-    std::fprintf(file, "%s %u %zu\n", kernel.c_str(), threads, dynamic_bytes);
-    std::fclose(file);
-}
-
 // Runs every block of a one-dimensional launch, one after another.
 inline void launch(const std::string &name, dim3 grid, dim3 dim, size_t dynamic_bytes,
                    const std::vector<Argument> &arguments, FindArray find_array) {
@@ -757,7 +746,6 @@ inline void launch(const std::string &name, dim3 grid, dim3 dim, size_t dynamic_
     auto found = kernels.find(name);
     if (found == kernels.end()) { found = kernels.emplace(name, read_kernel(name)).first; }
     const Kernel &k = found->second;
-    note_launch(name, dim.x, dynamic_bytes);
     std::string params = params_of(k, arguments);
     if (dim.y != 1 || dim.z != 1 || dim.x > k.most_threads) { stop(k, "a block has too many threads or dimensions"); }
     Block b = {{0, 0, 0}, params.data(), find_array, {0, 0}, {}, {}};

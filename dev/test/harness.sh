@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
-# of what they print, llm.c's binary files, mpirun, and a check that processes have ended.
+# of what they print, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
 MPI="mpirun and a program built with MPI (openmpi-bin, libopenmpi-dev)"
@@ -75,6 +75,16 @@ refused() {
         silent "$out"
         equal "$(diff <(cat <<<"$before") <(snapshot))" ""
     )"
+}
+
+# ---- nvcc
+
+# ptx_of FILE SOURCE PRECISION ARCHITECTURE [FLAG]: compiles SOURCE to FILE, unless FILE is newer than all sources
+ptx_of() {
+    [ ! -e "$1" ] || [ -n "$(find llmc dev/test/*.h "$2" -newer "$1" -type f -print -quit)" ] || return 0
+    mkdir -p "${1%/*}"
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${3^^}" -arch="${4/sm/compute}" ${5:+"$5"} \
+        -ptx "$2" -o "$1.$BASHPID" && mv "$1.$BASHPID" "$1"
 }
 
 # ---- llm.c's files

@@ -284,23 +284,45 @@ static void test_attention_low_scores(void **state) {
 }
 
 #ifndef __CUDACC__
-// All plainer kernels: every launch is accepted, and the partial sums fit. No kernel runs.
+// Enqueues a call.
+static void launch_only(const OpCase *op, const OpShape *shape, int variant, Exec *ex) {
+    Problem p = problem_describe(op, shape, variant);
+    uint64_t submitted = simt::runtime().submitted;
+    for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
+    problem_run(&p, &cuda_ops, ex);
+    assert_true(simt::runtime().submitted > submitted);
+    device_free(&p);
+}
+
+// launches of the autotuner, and of an epilogue with and without packs
+static void launch_matmul_kernels(const CudaMatmuls *mm) {
+    for (int m : {3, 8}) {
+        LtMatmul p = {};
+        p.key.m = p.key.n = p.key.k = m;
+        matmul_launch_epilogue(mm, &p, LT_GELU);
+        matmul_launch_sample(mm, mm->scratch, mm->scratch, DT_REAL, 9, 9);
+        matmul_launch_dots(mm, mm->scratch, &p, 9);
+    }
+}
+
+// All kernels, the plainer ones too: every launch is accepted, and the partial sums fit. No kernel runs.
+// dev/test/test_launches.sh reads the launches.
 static void test_plainer_kernels(void **state) {
     (void)state;
     simt::runtime().dry_run = true;
     for (int level = 0; level < FALLBACK_LEVELS; level++) {
         Exec ex;
         void *scratch = check_open(&ex, &cuda_backend, FallbackKernels{{level, level, level}});
+        // the widest row of the classifier that is held
+        int held = (ex.cuda->shared_bytes / CLASSIFIER_HELD_ROWS - 2048) / 32 * 32 / (int)sizeof(floatX);
         for (const OpCase &op : op_cases) {
-            for (int shape = 0; op_shape(&op, shape); shape++) {
-                Problem p = problem_describe(&op, op_shape(&op, shape), op.variants[0]);
-                uint64_t submitted = simt::runtime().submitted;
-                for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
-                problem_run(&p, &cuda_ops, &ex);
-                assert_true(simt::runtime().submitted > submitted);
-                device_free(&p);
+            for (int v = 0; v < op.num_variants; v++) {
+                for (int i = 0; op_shape(&op, i); i++) { launch_only(&op, op_shape(&op, i), op.variants[v], &ex); }
             }
         }
+        OpShape widest = {.B = 1, .T = 2, .V = held, .Vp = held};
+        launch_only(op_case("classifier"), &widest, 0, &ex);
+        launch_matmul_kernels(ex.cuda->matmuls);
         check_close(&ex, &cuda_backend, scratch);
     }
     simt::runtime().dry_run = false;

@@ -156,8 +156,9 @@ build/check/nvcc build/check/nvcc_oldest: train_gpt2.cu test_gpt2.cu dev/bench/b
 
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
-# these read what build/check/nvcc leaves
-NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
+# these compile with nvcc, or read what build/check/nvcc leaves
+NVCC_SCRIPTS := $(addprefix dev/test/,test_ptx.sh test_fmad.sh test_nvcc.sh test_sass.sh test_launches.sh \
+	test_cuda_build.sh)
 # in `make test-all` only: tests of minutes, of what rarely changes, and test_vectors.sh, which judges the machine code
 # of compilers
 MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
@@ -181,6 +182,8 @@ MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_matmul_
 THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
 	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
 MODELS := $(addprefix build/emulated/,test_gpt2 test_gpt2_bf16)
+# dev/test/test_ptx.sh runs these as nvcc compiles them
+ON_PTX := $(addprefix build/emulated/,test_ops_bf16 test_ops train_gpt2_bf16 train_gpt2 test_layouts_bf16)
 # arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h); test_matmul
 # covers the autotuner
 ON_HARDWARE := $(foreach test,emulated/test_gpt2_bf16 emulated/test_ops_bf16 sanitize/test_ops_emulated,\
@@ -203,7 +206,7 @@ BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++)
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
-MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
+MORE_PROGRAMS = $(ON_PTX) build/emulated/test_ptx build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
 	build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
 	$(PREDICTORS) $(BENCHES)
 
@@ -246,6 +249,10 @@ test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU
 	@scripts/run_tests.sh $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
+test-ptx: ## test: the kernels as nvcc compiled them, on the CPU; 6 minutes on two cores, needs nvcc
+	$(build_parallel) $(ON_PTX) build/emulated/test_ptx
+	@scripts/run_tests.sh build/emulated/test_ptx dev/test/test_ptx.sh
+
 test-programs: all build/emulated/train_gpt2 $(EMULATED) build/sanitize/replay build/test/dump_tokens \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
@@ -256,7 +263,7 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	$(build_parallel) $(MORE_PROGRAMS)
 	@scripts/run_tests.sh --tally build/tally $(MINUTES) $(MORE_CASES) $(MODELS:%='env TEST_DEVICE=cuda %') \
 		$(ON_HARDWARE) $(ON_SM_75) \
-		$(MORE_EMULATED) $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
+		$(NVCC_SCRIPTS) $(MORE_EMULATED) build/emulated/test_ptx 'dev/test/test_nvcc.sh oldest' \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(MORE_SANITIZED) $(MORE_TESTS)
 
-.PHONY: test test-quick test-aarch64 test-faults test-programs test-all
+.PHONY: test test-ptx test-quick test-aarch64 test-faults test-programs test-all
