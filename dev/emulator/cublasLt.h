@@ -298,6 +298,16 @@ inline uint64_t lt_nanoseconds(const LtProduct &w) {
     return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + ((slow ? 1 : 0) + (cold ? 2 : 0)) * s.slowdown;
 }
 
+// Loads the module of a product's kernel at its first use. False if the device has no memory for it.
+inline bool lt_load_module(const SimtLtDesc &desc, cudaDataType_t out, const cublasLtMatmulAlgo_t &algo) {
+    uint64_t transposed = static_cast<uint64_t>(desc.transpose_a + 2 * desc.transpose_b), splits = algo.data[2] > 1;
+    uint64_t module = ((desc.epilogue * 16 + out) * 4 + transposed) * 4 + algo.data[1] * 2 + splits;
+    bool loaded = runtime().modules.contains(module);
+    if (!loaded && is_full(DEVICE, static_cast<size_t>(settings().module_mib) << 20)) { return false; }
+    runtime().modules.insert(module);
+    return true;
+}
+
 inline void lt_multiply(const LtProduct &w, Break how) {
     const LtSettings &s = lt_settings();
     int number = static_cast<int>(w.algo.data[1]);
@@ -570,6 +580,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     }
     simt::Break how = simt::break_of("cublasLtMatmul", desc->epilogue);
     if (how == simt::RETURNS_ERROR) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if (!simt::lt_load_module(*desc, d->type, *algo)) { return CUBLAS_STATUS_ALLOC_FAILED; }
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
     auto multiply = [=] { simt::lt_multiply(product, how); };
