@@ -839,7 +839,8 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
             int chunk = i * 32 + lane, r = first_row() + chunk / CHUNKS, c = chunk % CHUNKS;
             if (first + r >= s.T) { continue; }
             uint4 words = load_shared<uint4>(tile + chunk_offset(r, c % 2, c / 2));
-            store128(to + (size_t)(first + r) * stride + c * 8, pack_of_words<floatX>(words));
+            // not store128: nvcc 13 makes four 4-byte stores of a pack whose words come from shared memory
+            store_global(reinterpret_cast<uint4 *>(to + (size_t)(first + r) * stride + c * 8), words);
         }
     }
 };

@@ -37,21 +37,13 @@ static inline LtMatmul lt_gemm(void *d, DType out, const floatX *a, bool transpo
     return p;
 }
 
-// The GEMM and the fused parts of its epilogue. False if cuBLASLt refuses an algorithm that its heuristic offered; then
-// nothing is launched.
-static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
+// The GEMM and the fused parts of its epilogue. After an error of cuBLASLt nothing is launched.
+static inline cublasStatus_t lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
     if (alg->desc) {
-        lt_set_pointers(mm, alg, p);
-        cublasStatus_t status = lt_run(mm, alg, p, &alg->algo);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-            status == CUBLAS_STATUS_ARCH_MISMATCH) {
-            return false;
-        }
-        lt_check(mm, alg, status, "cublasLtMatmul");
-    } else {
-        matmul_launch_plain(mm, p);
+        return lt_set_pointers(mm, alg, p) ? lt_run(mm, alg, p, &alg->algo) : CUBLAS_STATUS_INVALID_VALUE;
     }
-    return true;
+    matmul_launch_plain(mm, p);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // The GEMM and its epilogue, by cuBLASLt and our kernels. If cuBLASLt refuses a choice, the next one replaces it for
@@ -59,7 +51,9 @@ static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
 static inline void lt_execute(const Exec *ex, LtMatmul *p) {
     CudaMatmuls *mm = ex->cuda->matmuls;
     LtAlgorithm *alg = lt_algorithm(mm, p, mm->autotune && !ex->skip_autotune);
-    while (!lt_launch(mm, alg, p)) {
+    cublasStatus_t status;
+    for (bool noted = false; (status = lt_launch(mm, alg, p)) != CUBLAS_STATUS_SUCCESS; noted = true) {
+        if (!noted) { lt_note(mm, alg, status, "cublasLtMatmul"); }
         lt_destroy_descriptors(alg);
         lt_choose_untimed(mm, alg, p);
     }

@@ -40,7 +40,8 @@ static const float LT_HOPELESS = 1.3f;  // an algorithm this many times slower t
 
 static inline bool lt_supports(const CudaMatmuls *mm, const LtAlgorithm *alg, const cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulHeuristicResult_t r = {};
-    return cublasLtMatmulAlgoCheck(mm->handle, alg->desc, alg->a, alg->b, alg->d, alg->d, algo, &r) ==
+    return alg->desc &&
+           cublasLtMatmulAlgoCheck(mm->handle, alg->desc, alg->a, alg->b, alg->d, alg->d, algo, &r) ==
                CUBLAS_STATUS_SUCCESS &&
            r.workspaceSize <= mm->workspace_bytes;
 }
@@ -87,6 +88,7 @@ static inline cublasLtMatmulPreference_t lt_preference(const CudaMatmuls *mm, co
 
 // Fills the list with algorithms to time, cuBLASLt's first choice first. Returns their number: 0 if cuBLASLt has none.
 static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasLtMatmulAlgo_t *list) {
+    if (!alg->desc) { return 0; }
     cublasLtMatmulHeuristicResult_t found[LT_HEURISTICS];
     cublasLtMatmulPreference_t wish = lt_preference(mm, alg);
     int returned = 0, count = 0;
@@ -94,7 +96,10 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, c
                                                            LT_HEURISTICS, found, &returned);
     cublasLtMatmulPreferenceDestroy(wish);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) { return 0; }
-    lt_check(mm, alg, status, "cublasLtMatmulAlgoGetHeuristic");
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        lt_note(mm, alg, status, "cublasLtMatmulAlgoGetHeuristic");
+        return 0;
+    }
     for (int i = 0; i < returned; i++) {
         if (found[i].state == CUBLAS_STATUS_SUCCESS) { list[count++] = found[i].algo; }
     }
@@ -196,26 +201,27 @@ static inline bool lt_try(const CudaMatmuls *mm, const LtAlgorithm *alg, const L
 
 // Microseconds of a run, the best of a few means; infinite if the algorithm fails. An algorithm much slower than
 // `so_far`, the best time of the others, is run no further.
-// A memset of the workspace, 60 MiB or more, empties L2 or most of it, as other operations do in training: with
-// operands and partial sums in L2, an algorithm that splits k looks too good. The host launches while the memset runs,
-// so the time holds no launch latency.
+// Before each run a memset of the workspace, 60 MiB or more, empties L2 or most of it, as other operations do in
+// training: with operands and partial sums in L2, an algorithm that splits k looks too good. The host launches while
+// the memset runs, so the time holds no launch latency.
 // Each run adds to an output with +=; lt_run_afresh and lt_trials_end restore it.
 static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                             const cublasLtMatmulAlgo_t *algo, float so_far) {
-    float best = INFINITY, milliseconds;
+    float best = INFINITY;
     if (!lt_try(mm, alg, t, algo)) { return INFINITY; }
-    for (int i = 0; i < LT_REPEATS; i++) {
-        if (i > 0 && best > LT_HOPELESS * so_far) { break; }
-        CUDA_CHECK(cudaMemsetAsync(mm->workspace, 0, t->flush_bytes, mm->stream));
-        CUDA_CHECK(cudaEventRecord(t->begin, mm->stream));
+    for (int i = 0; i < LT_REPEATS && (i == 0 || best <= LT_HOPELESS * so_far); i++) {
+        float sum = 0, milliseconds;
         for (int run = 0; run < LT_RUNS; run++) {
+            CUDA_CHECK(cudaMemsetAsync(mm->workspace, 0, t->flush_bytes, mm->stream));
+            CUDA_CHECK(cudaEventRecord(t->begin, mm->stream));
             if (lt_run(mm, alg, &t->trial, algo) != CUBLAS_STATUS_SUCCESS) { return INFINITY; }
             matmul_launch_unfused(mm, alg, &t->trial);
+            CUDA_CHECK(cudaEventRecord(t->end, mm->stream));
+            lt_check_trial(mm, alg, cudaEventSynchronize(t->end));
+            CUDA_CHECK(cudaEventElapsedTime(&milliseconds, t->begin, t->end));
+            sum += milliseconds;
         }
-        CUDA_CHECK(cudaEventRecord(t->end, mm->stream));
-        lt_check_trial(mm, alg, cudaEventSynchronize(t->end));
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, t->begin, t->end));
-        best = fminf(best, 1000 * milliseconds / (float)LT_RUNS);
+        best = fminf(best, 1000 * sum / (float)LT_RUNS);
     }
     return best;
 }

@@ -3,7 +3,7 @@ cuBLASLt for matmul.cuh: the description of one GEMM, in our types and in cuBLAS
 cuBLASLt applies the epilogue parts of LtAlgorithm.fused, which may be none. The kernels of matmul_kernels.cuh apply the
 rest, and do the whole GEMM where cuBLASLt cannot (LtAlgorithm.desc is NULL).
 defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, lt_create_descriptors, lt_destroy_descriptors,
-         lt_set_pointers, lt_run, lt_sums, lt_check, lt_key_text
+         lt_set_pointers, lt_run, lt_sums, lt_check, lt_note, lt_key_text
 */
 #pragma once
 #include "llmc/common/device.cuh"
@@ -90,8 +90,14 @@ static inline void lt_check(const CudaMatmuls *mm, const LtAlgorithm *alg, cubla
               cublasLtGetStatusString(status));
 }
 #define LT_CALL(mm, alg, function, ...) lt_check(mm, alg, function(__VA_ARGS__), #function)
-#define LT_ATTRIBUTE(mm, alg, name, value)                                                                             \
-    LT_CALL(mm, alg, cublasLtMatmulDescSetAttribute, (alg)->desc, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
+
+// A choice that cuBLASLt refuses with `status` is replaced by the next one, whatever the status: after an error of the
+// GPU itself, the next call of CUDA ends the run.
+static inline void lt_note(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasStatus_t status, const char *call) {
+    char text[LT_KEY_TEXT];
+    fprintf(stderr, "train_gpt2: matmul (%s): %s: %s; the next choice is tried\n", lt_key_text(text, mm, &alg->key),
+            call, cublasLtGetStatusString(status));
+}
 
 // ---- the GEMM in cuBLASLt's terms
 
@@ -115,30 +121,14 @@ static inline void *lt_sums(const CudaMatmuls *mm, const LtMatmul *p) {
     return p->sums_mode == GRAD_SET && p->key.out == (int)p->sums.dtype ? p->sums.at : (void *)mm->scratch;
 }
 
-static inline void lt_set_pointers(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
-    const void *bias = alg->fused & LT_SUMS ? lt_sums(mm, p) : p->bias;
-    if (alg->fused & (LT_BIAS | LT_SUMS)) { LT_ATTRIBUTE(mm, alg, BIAS_POINTER, bias); }
-    if (alg->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, alg, EPILOGUE_AUX_POINTER, p->aux); }
-}
+#define LT_ATTRIBUTE(alg, name, value)                                                                                 \
+    (cublasLtMatmulDescSetAttribute((alg)->desc, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value)) ==              \
+     CUBLAS_STATUS_SUCCESS)
 
-static inline void lt_create_descriptors(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
-    const LtKey *k = &alg->key;
-    cudaDataType_t in = lt_type(DT_FLOATX), out = lt_type((DType)k->out);
-    cublasOperation_t op_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-                      op_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = lt_epilogue(alg->fused);
-    int64_t aux_ld = k->m;
-    LT_CALL(mm, alg, cublasLtMatmulDescCreate, &alg->desc, mm->compute, CUDA_R_32F);
-    LT_ATTRIBUTE(mm, alg, TRANSA, op_a);
-    LT_ATTRIBUTE(mm, alg, TRANSB, op_b);
-    LT_ATTRIBUTE(mm, alg, EPILOGUE, epilogue);
-    if (alg->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, alg, EPILOGUE_AUX_LD, aux_ld); }
-    lt_set_pointers(mm, alg, p);  // the heuristic reads their alignment
-    uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, depth = (uint64_t)k->k;
-    uint64_t a_rows = k->transpose_a ? depth : m, b_rows = k->transpose_b ? n : depth;
-    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->a, in, a_rows, m * depth / a_rows, (int64_t)a_rows);
-    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->b, in, b_rows, n * depth / b_rows, (int64_t)b_rows);
-    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->d, out, m, n, (int64_t)m);
+static inline bool lt_set_pointers(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
+    const void *bias = alg->fused & LT_SUMS ? lt_sums(mm, p) : p->bias;
+    return (!(alg->fused & (LT_BIAS | LT_SUMS)) || LT_ATTRIBUTE(alg, BIAS_POINTER, bias)) &&
+           (!(alg->fused & (LT_GELU | LT_DGELU)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_POINTER, p->aux));
 }
 
 static inline void lt_destroy_descriptors(LtAlgorithm *alg) {
@@ -148,6 +138,27 @@ static inline void lt_destroy_descriptors(LtAlgorithm *alg) {
     cublasLtMatrixLayoutDestroy(alg->b);
     cublasLtMatrixLayoutDestroy(alg->d);
     alg->desc = NULL;
+}
+
+// alg->desc stays NULL if cuBLASLt refuses an attribute, as this version may an epilogue's.
+static inline void lt_create_descriptors(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
+    const LtKey *k = &alg->key;
+    cudaDataType_t in = lt_type(DT_FLOATX), out = lt_type((DType)k->out);
+    cublasOperation_t op_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      op_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = lt_epilogue(alg->fused);
+    int64_t aux_ld = k->m;
+    LT_CALL(mm, alg, cublasLtMatmulDescCreate, &alg->desc, mm->compute, CUDA_R_32F);
+    uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, depth = (uint64_t)k->k;
+    uint64_t a_rows = k->transpose_a ? depth : m, b_rows = k->transpose_b ? n : depth;
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->a, in, a_rows, m * depth / a_rows, (int64_t)a_rows);
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->b, in, b_rows, n * depth / b_rows, (int64_t)b_rows);
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->d, out, m, n, (int64_t)m);
+    bool set = LT_ATTRIBUTE(alg, TRANSA, op_a) && LT_ATTRIBUTE(alg, TRANSB, op_b) &&
+               LT_ATTRIBUTE(alg, EPILOGUE, epilogue) &&
+               (!(alg->fused & (LT_GELU | LT_DGELU)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_LD, aux_ld)) &&
+               lt_set_pointers(mm, alg, p);  // the heuristic reads their alignment
+    if (!set) { lt_destroy_descriptors(alg); }
 }
 
 static inline cublasStatus_t lt_run(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p,

@@ -359,16 +359,18 @@ our_batch() {
     echo "$batch"
 }
 
-# watched COMMAND...: runs it, and sets added to the peak increase of the memory that the driver has in use
+# watched COMMAND...: runs it, and sets added to the peak increase of the memory that the driver has in use, and left to
+# the MiB that were free then: from step 1 on, when autotuning has loaded its kernels
 watched() {
-    local before
+    local before peak
     before=$(gpu memory.used)
     nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >$build/used.txt &
     watcher=$!
     "$@"
     kill "$watcher" 2>/dev/null
     wait "$watcher" 2>/dev/null
-    added=$(sort -g $build/used.txt | tail -n 1 | awk "{ printf \"%.0f\", (\$1 - $before) * 1048576 }")
+    peak=$(sort -g $build/used.txt | tail -n 1)
+    added=$(((peak - before) * 1048576)) left=$((memory - peak))
 }
 
 # run_row TABLE NAME TOKENS MS P10 P90 MFU PLANNED: a line of the table of a file
@@ -395,7 +397,8 @@ ours() {
     read -r -a ms < <(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' $folder/metrics.jsonl | tail -n +$(($4 > 10 ? 11 : 2)) |
         sort -g | awk '{ ms[NR] = $1 } END { print ms[int(NR / 2 + 0.5)], ms[int(NR / 10) + 1], ms[int(NR * .9) + 1] }')
     words=$(slower_kernels "$log") slower=${words:-$slower}
-    report "$name" "$status" "${ms[0]:+${ms[0]} ms a step; }$(grep -om 1 'early launches o[nf]*' "$log")"
+    report "$name" "$status" \
+        "${ms[0]:+${ms[0]} ms a step; $left MiB free; }$(grep -om 1 'early launches o[nf]*' "$log")"
     [[ $status != 0 || -z ${ms[0]:-} ]] || run_row "$1" "$name" $(($5 * 1024)) "${ms[@]}" \
         "$(number mfu $folder/metrics.jsonl)" "$(plan_bytes -b "$5" "${@:6}")"
 }

@@ -47,17 +47,21 @@ static const BandwidthShare bandwidth_shares[] = {
 // power limits. Large cards are bound by power, RTX cards reach their clock, a T4 has 70 W.
 typedef struct {
     int capability;
-    double gemm;  // expected share
-    double mma;   // mma.sync's rate: 2/3 of wgmma's on sm_90; sm_100's is not published, A100's is assumed
+    double gemm;             // expected share
+    double mma;              // mma.sync's rate: 2/3 of wgmma's on sm_90; sm_100's is not published, A100's is assumed
+    double weight_gradient;  // the share of other GEMMs' rate that weight gradients in bf16 reach; below
 } TensorShare;
 
-static const TensorShare tensor_shares[] = {{75, 0.55, 1},       {80, 0.87, 1},     {86, 0.92, 1}, {89, 0.92, 1},
-                                            {90, 0.80, 2.0 / 3}, {100, 0.75, 0.25}, {120, 0.92, 1}};
+static const TensorShare tensor_shares[] = {{75, 0.55, 1, 0.78}, {80, 0.87, 1, 0.85},       {86, 0.92, 1, 0.78},
+                                            {89, 0.92, 1, 0.78}, {90, 0.80, 2.0 / 3, 0.78}, {100, 0.75, 0.25, 0.78},
+                                            {120, 0.92, 1, 0.78}};
 
 static const double gemm_levels[LEVELS] = {0.93, 1, 1.06};  // clocks of the day, the algorithms that cuBLASLt has
-// The same for weight gradients in bf16, whose k is the number of tokens. A block's have 36 to 144 tiles, fp32 outputs,
-// += and split k: 450 to 570 TFLOP/s on an H100, where its other GEMMs reach 650. Read off the shapes, not measured.
-static const double weight_gradient_levels[LEVELS] = {0.69, 0.78, 0.88};
+// The same for weight gradients in bf16, times weight_gradient. Their k is the number of tokens. A block's have 36 to
+// 144 tiles, fp32 outputs, += and split k: 450 to 570 TFLOP/s on an H100, where its other GEMMs reach 650; 225 of 265
+// on an A100, whose tensor cores wait less for the outputs. Read off the shapes, not measured. Other GPUs are taken to
+// be as an H100.
+static const double weight_gradient_levels[LEVELS] = {0.69 / 0.78, 1, 0.88 / 0.78};
 static const double FP32_GEMM = 0.80;                        // of the fp32 rate of CUDA cores
 static const double SMALL_TILE = 0.92;                       // 128 x 128 reads more of its operands per FLOP
 static const double TILE_STEPS = 3;                          // of 64 in k
@@ -162,8 +166,9 @@ static inline double waves_of(const Roofline *r, double tiles) { return ceil(til
 // with tiles of rows x cols and k in `splits` parts, whose fp32 sums a second kernel adds
 static inline double gemm_tiled(const Roofline *r, const Gemm *g, double rows, double cols, int splits, Level level) {
     double tiles = ceil(g->m / rows) * ceil(g->n / cols) * splits, steps = ceil(g->k / splits / 64) + TILE_STEPS;
-    const double *levels = g->weight_gradient && DT_FLOATX == DT_BF16 ? weight_gradient_levels : gemm_levels;
-    double rate = r->gemm_rate * levels[level] / r->gpu.multiprocessors;
+    bool slower = g->weight_gradient && DT_FLOATX == DT_BF16;
+    double share = slower ? r->tensor.weight_gradient * weight_gradient_levels[level] : gemm_levels[level];
+    double rate = r->gemm_rate * share / r->gpu.multiprocessors;
     if (rows * cols < 128 * 256) { rate *= SMALL_TILE; }
     double seconds = waves_of(r, tiles) * 2 * rows * cols * 64 * steps / rate;
     if (splits == 1) { return seconds; }

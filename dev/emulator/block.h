@@ -102,6 +102,9 @@ struct Settings {
     int stream_order = setting_from_environment("SIMT_STREAMS", 0);
     // memory: 1 host code that touches device memory crashes, and so does a kernel that passes the end of an allocation
     int private_memory = setting_from_environment("SIMT_PRIVATE", hardware);
+    // capacity of the device, and of each module that cuBLASLt loads there, in MiB
+    int device_mib = setting_from_environment("SIMT_DEVICE_MIB", 8192);
+    int module_mib = setting_from_environment("SIMT_MODULE_MIB", 1);
     // capacity for pinned host memory, in MiB
     int pinned_mib = setting_from_environment("SIMT_PINNED_MIB", INT_MAX);
     // "name[:threads][:mode]": launches of this kernel, in blocks of that size, fail. cuBLASLt's products are

@@ -26,9 +26,11 @@ Cost: a product advances the emulated clock of cuda_runtime.h by its FLOPs. A te
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
     CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_INTERNAL_ERROR = 14,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -114,11 +116,14 @@ struct LtSettings {
     int silent_algorithm = -1;                 // if >= 0: it writes nothing
     uint32_t broken_epilogue = 0;              // its products, or its column sums, are wrong in the last column
     uint32_t refused_algorithms = 0;           // bit n: algorithm n is refused at run, although it is offered
-    uint32_t refused_epilogues = 0;            // epilogues with one of these bits are refused at run
-    int crashing_algorithm = -1;               // if >= 0: it accesses memory that is not its own
-    size_t k_tile = 1;                         // products leave out the last k % k_tile terms of their sums ..
-    int k_tile_algorithms = 1;                 // .. with the algorithms below this number
-    int cold_algorithm = -1;                   // if >= 0: it costs six slowdowns more while L2 holds other data
+    uint32_t refused_epilogues = 0;            // epilogues with one of these bits are refused at run ..
+    uint32_t refused_heuristics = 0;           // .. or when algorithms are asked for
+    int refused_attribute = -1;                // of a descriptor: it cannot be set
+    cublasStatus_t refusal = CUBLAS_STATUS_NOT_SUPPORTED;  // of the four settings above
+    int crashing_algorithm = -1;                           // if >= 0: it accesses memory that is not its own
+    size_t k_tile = 1;          // products leave out the last k % k_tile terms of their sums ..
+    int k_tile_algorithms = 1;  // .. with the algorithms below this number
+    int cold_algorithm = -1;    // if >= 0: it costs two slowdowns more while L2 holds other data
     size_t version = 130000;
 };
 struct LtCounts {
@@ -290,7 +295,17 @@ inline uint64_t lt_nanoseconds(const LtProduct &w) {
     bool cold = s.cold_algorithm == static_cast<int>(w.algo.data[1]) &&
                 runtime().nanoseconds - lt_counts().finished >= copy_nanoseconds(DEVICE_L2_BYTES);
     uint64_t flops = uint64_t{2} * w.d.rows * w.d.cols * w.k;
-    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + ((slow ? 1 : 0) + (cold ? 6 : 0)) * s.slowdown;
+    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + ((slow ? 1 : 0) + (cold ? 2 : 0)) * s.slowdown;
+}
+
+// Loads the module of a product's kernel at its first use. False if the device has no memory for it.
+inline bool lt_load_module(const SimtLtDesc &desc, cudaDataType_t out, const cublasLtMatmulAlgo_t &algo) {
+    uint64_t transposed = static_cast<uint64_t>(desc.transpose_a + 2 * desc.transpose_b), splits = algo.data[2] > 1;
+    uint64_t module = ((desc.epilogue * 16 + out) * 4 + transposed) * 4 + algo.data[1] * 2 + splits;
+    bool loaded = runtime().modules.contains(module);
+    if (!loaded && is_full(DEVICE, static_cast<size_t>(settings().module_mib) << 20)) { return false; }
+    runtime().modules.insert(module);
+    return true;
 }
 
 inline void lt_multiply(const LtProduct &w, Break how) {
@@ -418,7 +433,9 @@ inline const char *cublasLtGetStatusString(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";
     case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "the resource allocation failed";
     case CUBLAS_STATUS_EXECUTION_FAILED: return "the GPU program failed to execute";
+    case CUBLAS_STATUS_INTERNAL_ERROR: return "an internal operation failed";
     default: return "the functionality requested is not supported";
     }
 }
@@ -431,6 +448,7 @@ inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { ret
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, const void *value,
                                                      size_t bytes) {
+    if (attribute == simt::lt_settings().refused_attribute) { return simt::lt_settings().refusal; }
     switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return simt::lt_set(&desc->transpose_a, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB: return simt::lt_set(&desc->transpose_b, value, bytes);
@@ -490,6 +508,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
                                                      cublasLtMatmulHeuristicResult_t results[], int *returned) {
     simt::lt_counts().heuristics++;
     *returned = 0;
+    if (simt::lt_settings().refused_heuristics & desc->epilogue) { return simt::lt_settings().refusal; }
     cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     const SimtLtLayout *layouts[4] = {a, b, c, d};
@@ -524,7 +543,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     const simt::LtSettings &s = simt::lt_settings();
     if ((s.refused_algorithms >> algo->data[1] & 1) || (s.refused_epilogues & desc->epilogue)) {
         simt::lt_counts().refused++;
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+        return s.refusal;
     }
     if (needed > workspace_bytes || reinterpret_cast<uintptr_t>(workspace) % 256) {
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -561,6 +580,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     }
     simt::Break how = simt::break_of("cublasLtMatmul", desc->epilogue);
     if (how == simt::RETURNS_ERROR) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if (!simt::lt_load_module(*desc, d->type, *algo)) { return CUBLAS_STATUS_ALLOC_FAILED; }
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
     auto multiply = [=] { simt::lt_multiply(product, how); };

@@ -8,7 +8,8 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
              cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host can access device memory only while device work runs,
-             and a page without access follows each allocation. SIMT_PINNED_MIB is the capacity for pinned memory.
+             and a page without access follows each allocation. SIMT_DEVICE_MIB and SIMT_PINNED_MIB are the capacities.
+             Kernels of cuBLASLt, once used, and executable graphs take memory of the device, as they do on a GPU.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
              host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
@@ -186,9 +187,11 @@ struct Runtime {
     uint64_t host_synchronisations = 0;  // including each cudaMemcpy
     uint64_t pageable_copies = 0;        // cudaMemcpyAsync calls with pageable host memory, which wait
     uint64_t launches = 0, graph_launches = 0;
-    uint64_t graphs_meanwhile = 0;          // graphs launched between an event and the wait for it, over all waits
-    size_t device_bytes = size_t{8} << 30;  // capacity of the device; a test may shrink it
-    size_t device_bytes_used = 0;
+    uint64_t graphs_meanwhile = 0;  // graphs launched between an event and the wait for it, over all waits
+    size_t device_bytes = static_cast<size_t>(settings().device_mib) << 20;  // capacity; a test may shrink it
+    size_t device_bytes_used = 0;                                            // by allocations
+    size_t graph_bytes = 0;
+    std::set<uint64_t> modules;                                              // of cuBLASLt; never unloaded
     size_t pinned_bytes = static_cast<size_t>(settings().pinned_mib) << 20;  // capacity for pinned memory
     size_t pinned_bytes_used = 0;
     bool dry_run = false;
@@ -366,10 +369,18 @@ inline cudaError_t invalidate_captures(cudaError_t error) {
     return failed(error);
 }
 
+enum : size_t { GRAPH_NODE_BYTES = 64 << 10 };
+
+inline size_t device_bytes_free() {
+    const Runtime &r = runtime();
+    size_t modules = r.modules.size() * static_cast<size_t>(settings().module_mib) << 20;
+    return r.device_bytes - std::min(r.device_bytes, r.device_bytes_used + r.graph_bytes + modules);
+}
+
 // True if `bytes` more of this kind pass the capacity.
 inline bool is_full(MemoryKind kind, size_t bytes) {
     const Runtime &r = runtime();
-    if (kind == DEVICE) { return bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used); }
+    if (kind == DEVICE) { return bytes > device_bytes_free(); }
     return kind == PINNED && bytes > r.pinned_bytes - std::min(r.pinned_bytes, r.pinned_bytes_used);
 }
 
@@ -688,7 +699,7 @@ inline cudaError_t cudaDeviceGetPCIBusId(char *id, int room, int device) {
 }
 inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     *total_bytes = simt::runtime().device_bytes;
-    *free_bytes = *total_bytes - std::min(*total_bytes, simt::runtime().device_bytes_used);
+    *free_bytes = simt::device_bytes_free();
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int *version) {
@@ -901,11 +912,15 @@ inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType 
 }
 enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
+    size_t bytes = graph->nodes.size() * simt::GRAPH_NODE_BYTES;
     if (graph->refused) { return simt::failed(cudaErrorInvalidValue); }
+    if (simt::is_full(simt::DEVICE, bytes)) { return simt::failed(cudaErrorMemoryAllocation); }
+    simt::runtime().graph_bytes += bytes;
     *exec = new SimtGraphExec{graph->nodes, graph->ends};
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    simt::runtime().graph_bytes -= exec->nodes.size() * simt::GRAPH_NODE_BYTES;
     delete exec;
     return cudaSuccess;
 }

@@ -148,6 +148,7 @@ go="go: the kernels, memcheck and the losses are right"
 case_of() { report "$1" "$(eval "$2" 2>&1)"; }
 
 case_of "first says go, and the report comes back" 'check 0 first; has "^$go\$"; has "^- test_ops: ok; 3 of 3 rows"
+    has "^- 124M, --graph 0: ok; .* ms a step; 122520 MiB free; "
     grep -qx "\*\*$go\*\*" "$OUT"/gpu_stub-h200_*_first.md || echo "no report in OUT"
     tar -tzf "$OUT/gpu_check_first.tgz" | grep self_check >/dev/null || echo "no logs in OUT"'
 case_of "speed has the tables of either program, the prediction and go" 'check 0 speed; has "^$go\$"

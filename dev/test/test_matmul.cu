@@ -307,20 +307,6 @@ static void run_layer(Gpu *gpu, Layer *l, int which) {
     run_backward(gpu, l, TRAINING | which);
 }
 
-static void product_that_fails(void *argument) {
-    Gpu *gpu = (Gpu *)argument;
-    Layer l(48, 64, 96);
-    l.got.reset(GRAD_SET);
-    run_layer(gpu, &l, 0);
-    simt::settings().broken_kernel = "cublasLtMatmul:error";
-    run_layer(gpu, &l, 0);
-}
-
-TEST(test_error_names_the_product) {
-    Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_that_fails, &gpu);
-}
-
 static void first_run(void *gpu) {
     Layer l(48, 64, 96);
     check_forward((Gpu *)gpu, &l, 1);
@@ -802,6 +788,9 @@ static const struct Refusal {
     int algorithm, fused;
 } REFUSALS[] = {{1, 0, 1, LT_BIAS}, {0, ~1u, 0, 0}, {3, 0, -1, LT_BIAS}};
 
+static const cublasStatus_t STATUSES[] = {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_ALLOC_FAILED,
+                                          CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_INTERNAL_ERROR};
+
 static void refuse(const Refusal &r) {
     simt::lt_settings().refused_algorithms = r.algorithms, simt::lt_settings().refused_epilogues = r.epilogues;
 }
@@ -814,18 +803,19 @@ static void assert_replaced(const Gpu &gpu, const Refusal &r) {
 
 TEST(test_refused_choices_are_replaced) {
     for (const Refusal &r : REFUSALS) {
-        for (int how = 0; how < 4; how++) {  // untimed or timed; refused from the start or later
+        for (int how = 0; how < 16; how++) {  // untimed or timed; refused from the start or later; how
             Gpu gpu;
+            simt::lt_settings().refusal = STATUSES[how / 4];
             Layer l(48, 64, 96);
             gpu.exec.skip_autotune = how % 2;
-            refuse(how < 2 ? Refusal{} : r);
+            refuse(how % 4 < 2 ? Refusal{} : r);
             std::string said = stderr_of([&] {
                 check_forward(&gpu, &l, 1);
                 refuse(r);
                 check_forward(&gpu, &l, 1);
             });
             assert_replaced(gpu, r);
-            bool timed_without_any = how == 2 && r.algorithm < 0;
+            bool timed_without_any = how % 4 == 2 && r.algorithm < 0;
             assert_int_equal(contains(said, "no algorithm of cuBLASLt gives right results"), timed_without_any);
             int refused = simt::lt_counts().refused, heuristics = simt::lt_counts().heuristics;
             assert_true(refused > 0);
@@ -834,6 +824,40 @@ TEST(test_refused_choices_are_replaced) {
             assert_int_equal(simt::lt_counts().heuristics, heuristics);
             simt::lt_counts().refused = 0;
         }
+    }
+}
+
+static void check_some(Gpu *gpu, Layer *l) {
+    check_forward(gpu, l, 1);
+    check_gelu_forward(gpu, l, 1);
+    check_backward(gpu, l, TRAINING);
+}
+
+// An error of the library for a choice does not end the run: of the heuristic for epilogues or for all GEMMs, and of an
+// attribute, from the start or at a later launch.
+TEST(test_errors_are_replaced) {
+    static const int attributes[] = {3, 7, 8, 11, 12, -1, -1};  // TRANSA, EPILOGUE; its pointers and AUX_LD; none
+    for (int how = 0; how < 4 * (int)std::size(attributes); how++) {
+        int attribute = attributes[how / 4];
+        bool later = how % 4 < 2;
+        Layer l(48, 64, 96);
+        Gpu gpu;
+        gpu.exec.skip_autotune = how % 2;
+        simt::lt_settings() = simt::LtSettings();
+        simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
+        simt::lt_settings().refusal = STATUSES[1 + how % 3];
+        std::string said = stderr_of([&] {
+            if (later) { check_some(&gpu, &l); }
+            if (attribute < 0) { simt::lt_settings().refused_heuristics = how < 24 ? ~1u : ~0u; }
+            simt::lt_settings().refused_attribute = attribute;
+            check_some(&gpu, &l);
+        });
+        assert_int_equal(contains(said, ": cublasLtMatmulAlgoGetHeuristic: "), attribute < 0 && !later);
+        assert_true(!later || attribute != CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
+                    contains(said, "matmul (m=96 n=48 k=64 TN "));
+        int used = 0;
+        for (int i = 0; i < gpu.matmuls->num_algorithms; i++) { used += gpu.matmuls->algorithms[i].desc != NULL; }
+        assert_int_equal(used > 0, later || (how >= 8 && how < 24));
     }
 }
 

@@ -512,6 +512,14 @@ TEST(test_auto) {
     a.fuse_gelu = FUSE_GELU_ON;  // a given -ge 1 stays
     chosen(a, &gpt2_124m, line);
     assert_string_equal(line, "-r 0 -ge 1: 20.93 of 21.60 GiB");
+    const int groups[][3] = {{8, 1, 0}, {2, 2, 1}, {8, 2, 2}};  // ranks, -tp, GiB for NCCL's groups beside the world
+    for (const int *g : groups) {
+        a = args_of(4);
+        a.num_processes = g[0];
+        a.tensor_parallel = g[1];
+        chosen(a, &gpt2_124m, line);
+        assert_non_null(strstr(line, g[2] == 0 ? " of 21.60 GiB" : g[2] == 1 ? " of 20.60 GiB" : " of 19.60 GiB"));
+    }
 
     const ModelOptions wanted = model_options(&default_args, &small, &cuda_backend);
     set_device(90, CUDA_WHOLE_RESERVE + gpt2_plan_bytes(&small, &wanted) + ((size_t)64 << 20));

@@ -39,17 +39,28 @@ report "emulated kernels on 7 ranks, of which the last has no parameters to upda
     done
     same_run rest_0 rest_1 step_00000002
 )"
-# each emulated GPU has 8 GiB, of which a plan may take 7680 MiB, and all have one PCI bus id
+report "the smallest GPU that a plan fits trains it: cuBLASLt's kernels and graphs need memory outside the plan" "$(
+    trainer=$emulated
+    near=(-i text -e l2h2c32 -b 2 -t 16 -d 64 -v 0 -s 0 -x 3)
+    SIMT_DEVICE_MIB=2048 run 2 1 "${near[@]}" -e d48
+    reserve=$((2048 - $(sed -nE 's/.* and ([0-9]+)\.[0-9] are free: .*/\1/p' "$out")))
+    export SIMT_DEVICE_MIB SIMT_MODULE_MIB=32 TRAIN_GPT2_AUTOTUNE_CACHE=
+    run 0 1 "${near[@]}" -x 1
+    SIMT_DEVICE_MIB=$(awk -v reserve=$reserve '$1 == "memory" { print int($2) + 1 + reserve }' "$out")
+    run 0 1 "${near[@]}"
+    grep -E 'next choice|own kernel|not autotuned' "$out"
+)"
+# each emulated GPU has 8 GiB, of which a plan may take 7168 MiB, and all have one PCI bus id
 sharing=("$emulated" -i text -e l90h16c1024 -b 1 -t 16 -s 0 -d 32)
 report "ranks that share a GPU divide its memory" "$(
     launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=a "${sharing[@]}"
     says '^train_gpt2: ranks 0 and 1 share a GPU, so all ranks communicate through MPI'
-    says 'MiB on each rank, and 3840.0 are free'
+    says 'MiB on each rank, and 3584.0 are free'
 )"
 report "MIG instances of one GPU have memory of their own, and no NCCL" "$(
     launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=b "${sharing[@]}"
     says '^train_gpt2: ranks 0 and 1 have two MIG instances of one GPU, so all ranks communicate through MPI'
-    says 'MiB on each rank, and 7680.0 are free'
+    says 'MiB on each rank, and 7168.0 are free'
 )"
 
 end_tests

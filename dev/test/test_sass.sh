@@ -124,6 +124,7 @@ judge() {
             if ($2 < wide[i]) { wrong($2 " loads of 128 bits, expected " wide[i] " or more") }
             if (narrow[i] != "-" && $3 > narrow[i]) { wrong($3 " loads of less than 128 bits, expected " narrow[i]) }
             if ((matrix[i] == "yes") != ($6 > 0)) { wrong($6 " matrix instructions") }
+            if (matrix[i] == "yes" && $4 == 0) { wrong("no stores of 128 bits") }
             if ($7 > 0) { wrong($7 " accesses to local memory") }
             if ($9 > 0) { wrong($9 " atomics of floats") }
             if (sm != "sm_80" && $10 > 0) { wrong($10 " accesses or exits before wait_for_previous_kernel()") }

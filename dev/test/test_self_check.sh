@@ -69,9 +69,11 @@ no_cublaslt() {
 ok "cuBLASLt is replaced" no_cublaslt
 # patience [hang]: seconds without an answer after which a kernel hangs; a busy machine is slow
 patience() { case $1 in *:hang) echo 8 ;; *) echo 600 ;; esac; }
-# fails BREAK OPERATION REPLACEMENT WORDS: a kernel that ends its program, or never ends
-fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=$(patience "$1") replaced "$2" "$3" "failed: $4"; }
-ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward "cuBLASLt, unfused" "matmul (m="
+refused() {
+    SIMT_BREAK=cublasLtMatmul:4:error run 0 "$trainer" --self-check --device cuda &&
+        grep -q "^matmul_forward *cuBLASLt  *0" "$folder/out"
+}
+ok "an error of cuBLASLt for an epilogue is that epilogue refused" refused
 
 no_other_kernel() {
     SIMT_BREAK="gelu_forward_kernel<PACK:crash" run 1 "$trainer" --self-check --device cuda &&

@@ -91,16 +91,7 @@ template <class V> static __device__ __forceinline__ void store_shared(uint32_t 
 // ---- global memory, one access of 8 or 16 bytes at a multiple of its size
 
 template <class V> static __device__ __forceinline__ V load_global(const V *address) { return *address; }
-static __device__ __forceinline__ void store_global(uint2 *address, uint2 x) {
-    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(address)), "r"(x.x), "r"(x.y)
-                 : "memory");
-}
-// nvcc 13 makes four 4-byte stores of a plain store whose words come from shared memory
-static __device__ __forceinline__ void store_global(uint4 *address, uint4 x) {
-    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(address)), "r"(x.x), "r"(x.y),
-                 "r"(x.z), "r"(x.w)
-                 : "memory");
-}
+template <class V> static __device__ __forceinline__ void store_global(V *address, V x) { *address = x; }
 
 // Starts the fetch of the address's 128-byte line from memory to L2.
 static __device__ __forceinline__ void prefetch_l2(const void *address) {

@@ -227,6 +227,11 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
     return 0;
 }
 
+// NCCL's buffers of the groups of -tp, beside the world's, which whole_bytes leaves room for: 0.5 to 1.6 GB in a group
+static inline size_t groups_reserve(const TrainArgs *a, const Backend *backend) {
+    return is_gpu(backend) && a->tensor_parallel > 1 ? (size_t)(data_ranks(a) > 1 ? 2 : 1) << 30 : 0;
+}
+
 // The options of a training run. -r auto takes the first level that fits, fuses GELU at -r 0, and takes the largest
 // logits chunk. It goes by the size of the memory, not by what is free, so that the same command gives the same bits.
 // chosen = the choice, for the banner; "" with -r N.
@@ -234,7 +239,8 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
                                           const Backend *backend, Comm *world) {
     chosen[0] = 0;
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
-    size_t whole = room_per_rank(backend->device->whole_bytes(), a, backend, world);
+    size_t device = backend->device->whole_bytes(), reserve = groups_reserve(a, backend);
+    size_t whole = room_per_rank(device > reserve ? device - reserve : 0, a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     TrainArgs fitting = *a;
     climb(&fitting, false, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
