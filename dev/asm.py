@@ -15,8 +15,6 @@ PURE = "neither volatile nor a clobber"  # the result depends on the operands al
 STATEMENTS = {
     "griddepcontrol.wait;": MEMORY,
     "griddepcontrol.launch_dependents;": EFFECT,  # behind the wait; the next kernel waits for the memory by itself
-    "st.global.v2.b32 [%0], {%1,%2};": MEMORY,
-    "st.global.v4.b32 [%0], {%1,%2,%3,%4};": MEMORY,
     "prefetch.global.L2 [%0];": EFFECT,  # changes no value
     "ex2.approx.ftz.f32 %0, %1;": PURE,
     "rcp.approx.ftz.f32 %0, %1;": PURE,

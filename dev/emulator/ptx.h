@@ -328,6 +328,10 @@ inline void start_copies(Warp &w, const Instruction &i, uint32_t lanes) {
     });
 }
 
+inline void prefetch(Warp &w, const Instruction &i, uint32_t lanes) {
+    for_lanes(lanes, [&](int lane) { address_of(w, i, 0, lane, 1, true); });
+}
+
 inline void commit_copies(Warp &w, const Instruction &, uint32_t lanes) {
     for_lanes(lanes, [&](int lane) { w.groups[lane]++; });
 }
@@ -486,7 +490,8 @@ inline const Table &table() {
         t["bar.sync"] = block_barrier;
         t["bra"] = t["bra.uni"] = branch;
         t["ret"] = end_lanes;
-        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = t["prefetch.L2"] = do_nothing;
+        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = do_nothing;
+        t["prefetch.L2"] = prefetch;
         return t;
     }();
     return all;
@@ -501,6 +506,9 @@ inline std::string &source() {
         char part[65536];
         for (size_t n; f && (n = std::fread(part, 1, sizeof part, f)) > 0;) { all.append(part, n); }
         if (f) { std::fclose(f); }
+        if (all.empty()) {
+            std::fprintf(stderr, "ptx: SIMT_PTX=%s: no such file\n", simt::settings().ptx), std::abort();
+        }
     }
     return all;
 }
