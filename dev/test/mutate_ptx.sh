@@ -69,7 +69,7 @@ for line in "nothing|train_gpt2.cu|1s/^/ /|gelu_forward attention_forward" "${mu
     IFS='|' read -r name file change rows <<<"$line"
     [[ $name == *"${1:-}"* ]] || continue
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
-    mutant "$name" "$file" "$change" "$rows" &
+    mutant "$name" "$file" "$change" "$rows" 2>/dev/null & # without the lines of aborted programs
 done
 wait
 
