@@ -23,8 +23,8 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 #include "llmc/common/device.cuh"
 #include "llmc/ops.h"
 
-// A row of packs with at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. Another row (a byte
-// vocabulary) has a warp.
+// A row of at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. Every other row has a warp: a
+// narrow one (a byte vocabulary), or one that is not whole packs, which the model's padded rows always are.
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCK_COLUMNS = 4096, LOSS_THREADS = 1024 };
 
 // minimum blocks per multiprocessor, for __launch_bounds__

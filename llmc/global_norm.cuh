@@ -1,7 +1,7 @@
 /*
 The sum of squares of a flat array, in two fixed stages: at most NORM_MAX_BLOCKS blocks sum a range of elements each,
-then one block adds their sums. n alone decides the order of the sum, so that every GPU gives the same bits. x is
-aligned to 16 bytes.
+then one block adds their sums. n and the type alone decide the order of the sum, so that every GPU gives the same
+bits. x is aligned to 16 bytes.
 A thread adds up every 256th pack of its block's range, with one sum for each element of a pack; then the block adds its
 threads.
 Bytes       n fp32 or bf16, read once, 512 bytes in a row by a warp. Two or three instructions an element: bound by
@@ -54,6 +54,7 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
 }
 
 static inline void cuda_global_norm_squared(real *norm_squared, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    require_packs(x.at);
     with_type(x.dtype, x.at, [&]<class T>(const T *from) {
         constexpr size_t SWEEP = NORM_THREADS * Pack<T>::SIZE;
         size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_MAX_BLOCKS)), SWEEP) * SWEEP;

@@ -80,6 +80,7 @@ static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
 
 static inline void cuda_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
     if (n == 0) { return; }
+    require_packs(x.at, sum);
     with_type(x.dtype, x.at, [&]<class T>(const T *from) {
         constexpr size_t SWEEP = ACCUMULATE_THREADS * Pack<T>::SIZE;
         LAUNCH(gradient_accumulate_kernel<T>, ceil_div(n, SWEEP), ACCUMULATE_THREADS, 0, stream_of(ex), sum, from,

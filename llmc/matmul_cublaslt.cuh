@@ -95,8 +95,8 @@ static inline void lt_check(const CudaMatmuls *mm, const LtAlgorithm *alg, cubla
 // GPU itself, the next call of CUDA ends the run.
 static inline void lt_note(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasStatus_t status, const char *call) {
     char text[LT_KEY_TEXT];
-    fprintf(stderr, "train_gpt2: matmul (%s): %s: %s; the next choice is tried\n", lt_key_text(text, mm, &alg->key),
-            call, cublasLtGetStatusString(status));
+    fprintf(stderr, "train_gpt2: matmul (%s): %s: %s; another kernel is used, perhaps a slower one\n",
+            lt_key_text(text, mm, &alg->key), call, cublasLtGetStatusString(status));
 }
 
 // ---- the GEMM in cuBLASLt's terms

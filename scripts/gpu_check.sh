@@ -370,7 +370,8 @@ watched() {
     kill "$watcher" 2>/dev/null
     wait "$watcher" 2>/dev/null
     peak=$(sort -g $build/used.txt | tail -n 1)
-    added=$(((peak - before) * 1048576)) left=$((memory - peak))
+    added=0 left=unknown # nvidia-smi has no numbers of some GPUs: [N/A]
+    [[ $before$peak =~ ^[0-9]+$ ]] && added=$(((peak - before) * 1048576)) left=$((memory - peak))
 }
 
 # run_row TABLE NAME TOKENS MS P10 P90 MFU PLANNED: a line of the table of a file

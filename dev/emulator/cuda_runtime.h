@@ -550,23 +550,29 @@ inline std::pair<uint64_t, uint64_t> allocation_of(uint64_t address) {
     return {begin, begin + allocation.bytes};
 }
 
-// runs a kernel as nvcc compiled it
+// Adds a line to the file of settings().launches, unless it is there
+inline void record(const std::string &line) {
+    static FILE *file = settings().launches ? std::fopen(settings().launches, "a") : nullptr;
+    static std::set<std::string> known;
+    if (!file || !known.insert(line).second) { return; }
+    std::fprintf(file, "%s\n", line.c_str());
+    std::fflush(file);
+}
+
+// `KERNEL THREADS BYTES` of a launch: the kernel's name in the PTX, threads of a block, bytes of dynamic shared memory
+inline void record_launch(const void *kernel, uint64_t threads, size_t shared_bytes) {
+    if (!settings().launches) { return; }
+    record(ptx::name_of(kernel) + " " + std::to_string(threads) + " " + std::to_string(shared_bytes));
+}
+
+// Runs a kernel as nvcc compiled it, and records `KERNEL ptx`.
 template <class... P>
 void run_ptx(void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, const std::tuple<P...> &arguments) {
     std::vector<ptx::Argument> list;
+    std::string name = ptx::name_of(reinterpret_cast<const void *>(kernel));
     std::apply([&](const P &...argument) { (list.push_back({&argument, sizeof argument}), ...); }, arguments);
-    ptx::launch(ptx::name_of(reinterpret_cast<const void *>(kernel)), grid, dim, shared_bytes, list, allocation_of);
-}
-
-// Adds a line to the file of settings().launches, each once: a kernel's name in the PTX, the threads of a block, the
-// bytes of dynamic shared memory, and `dry` in a dry run.
-inline void record_launch(const void *kernel, size_t threads, size_t shared_bytes) {
-    static FILE *file = settings().launches ? std::fopen(settings().launches, "a") : nullptr;
-    static std::set<std::tuple<const void *, size_t, size_t, bool>> known;
-    if (!file || !known.emplace(kernel, threads, shared_bytes, runtime().dry_run).second) { return; }
-    std::fprintf(file, "%s %zu %zu%s\n", ptx::name_of(kernel).c_str(), threads, shared_bytes,
-                 runtime().dry_run ? " dry" : "");
-    std::fflush(file);
+    ptx::launch(name, grid, dim, shared_bytes, list, allocation_of);
+    record(name + " ptx");
 }
 
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.

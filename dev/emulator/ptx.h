@@ -11,7 +11,8 @@ Instructions are those of the PTX ISA 9.0 that nvcc makes of this project; any o
 Refused, with the kernel, the block, the lane and the instruction: a misaligned access, at the width that nvcc gave it; an
 address outside of every array; a read of shared memory that nothing wrote; a divergent .aligned or .sync instruction; a
 barrier that not all warps reach; copies in flight at the end; arguments of other sizes than the PTX declares.
-Not seen: races (simt.h finds them), order of memory between blocks, and everything that ptxas does.
+Not seen: races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU lets run
+apart longer, order of memory between blocks, and everything that ptxas does.
 */
 #pragma once
 #include "dev/emulator/simt.h"
@@ -59,7 +60,7 @@ struct Kernel {
     int num_registers = 1;
     std::vector<std::pair<int, uint64_t>> constants;  // registers that no instruction writes
     std::vector<std::pair<int, int>> specials;        // registers of SPECIAL_NAMES[second]
-    uint32_t static_shared = 0, most_threads = 1024;
+    uint32_t param_end = 0, static_shared = 0, most_threads = 1024;
 };
 
 constexpr int THREAD = 0;  // the register %tid.x
@@ -73,7 +74,7 @@ typedef std::pair<uint64_t, uint64_t> (*FindArray)(uint64_t address);
 
 struct Block {
     uint32_t index[3];
-    const char *params;
+    std::string params;
     FindArray find_array;
     std::pair<uint64_t, uint64_t> array;  // the one that was accessed last
     std::string shared, written;          // written: one byte for each byte of shared memory
@@ -93,7 +94,7 @@ struct Warp {
 
     uint64_t *lanes(int number) { return &registers[static_cast<size_t>(number) * LANES]; }
     uint64_t *lanes(const Instruction &i, size_t operand, size_t element = 0) {
-        return lanes(i.operands[operand].registers[element]);
+        return lanes(i.operands[operand].registers.at(element));
     }
     uint64_t address(const Instruction &i, size_t operand, int lane) {
         return lanes(i, operand)[lane] + static_cast<uint64_t>(i.operands[operand].offset);
@@ -115,8 +116,9 @@ struct Warp {
 template <class Run> void for_lanes(uint32_t lanes, Run run) {
     if (lanes == ~0u) {
         for (int lane = 0; lane < LANES; lane++) { run(lane); }
+    } else {
+        for (; lanes; lanes &= lanes - 1) { run(__builtin_ctz(lanes)); }
     }
-    for (; lanes != ~0u && lanes; lanes &= lanes - 1) { run(__builtin_ctz(lanes)); }
 }
 
 inline void require_whole_warp(const Warp &w, const Instruction &i, uint32_t lanes, uint64_t expected) {
@@ -149,19 +151,41 @@ void run_lanes(Result (*)(Args...), Warp &w, const Instruction &i, uint32_t lane
     }
     (std::index_sequence_for<Args...>());
 }
-template <auto F> void each(Warp &w, const Instruction &i, uint32_t lanes) { run_lanes<F>(+F, w, i, lanes); }
+template <auto F> void run_each(Warp &w, const Instruction &i, uint32_t lanes) { run_lanes<F>(+F, w, i, lanes); }
+template <class Result, class... Args> constexpr size_t arity(Result (*)(Args...)) { return sizeof...(Args); }
 
-typedef std::map<std::string, Execute> Table;
+// An instruction of the table. vectors: operands may have several registers
+struct Operation {
+    Execute execute;
+    size_t operands;
+    bool vectors;
+};
+template <auto F> constexpr Operation each = {run_each<F>, 1 + arity(+F), false};
+typedef std::map<std::string, Operation> Table;
 
 template <class T> std::string type_name() {
     return (std::is_same_v<T, float> ? "f" : std::is_signed_v<T> ? "s" : "u") + std::to_string(8 * sizeof(T));
+}
+
+// The result of a division by 0 is not defined.
+template <class T, bool REMAINDER> void divide(Warp &w, const Instruction &i, uint32_t lanes) {
+    for_lanes(lanes, [&](int lane) {
+        T a = value_of<T>(w.lanes(i, 1)[lane]), b = value_of<T>(w.lanes(i, 2)[lane]);
+        if (b == 0) { refuse(w, i, lane, "divides by 0"); }
+        bool overflows = std::is_signed_v<T> && b == static_cast<T>(-1);  // of the least number
+        uint64_t negated = -bits_of(a);
+        w.lanes(i, 0)[lane] =
+            overflows ? (REMAINDER ? 0 : negated) : bits_of(static_cast<T>(REMAINDER ? a % b : a / b));
+    });
 }
 
 template <class T> void add_integer_operations(Table &t) {
     constexpr uint32_t BITS = 8 * sizeof(T);
     typedef std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128> Wide;
     const std::string type = "." + type_name<T>();
-    t["mul.wide" + type] = each<[](T a, T b) { return (static_cast<uint64_t>(Wide{a} * b)); }>;
+    if constexpr (BITS <= 32) {
+        t["mul.wide" + type] = each<[](T a, T b) { return (static_cast<uint64_t>(Wide{a} * b)); }>;
+    }
     t["mul.hi" + type] = each<[](T a, T b) { return (static_cast<T>(Wide{a} * b >> BITS)); }>;
     t["min" + type] = each<[](T a, T b) { return std::min(a, b); }>;
     t["max" + type] = each<[](T a, T b) { return std::max(a, b); }>;
@@ -179,16 +203,17 @@ template <class T> void add_integer_operations(Table &t) {
         uint64_t mask = length < 64 ? (1ull << length) - 1 : ~0ull;
         return at < BITS ? (b & ~(mask << at)) | (a & mask) << at : b;
     }>;
-    // the result of a division by 0 is not defined
-    t["div" + type] = each<[](T a, T b) { return (b ? static_cast<T>(Wide{a} / b) : static_cast<T>(-1)); }>;
-    t["rem" + type] = each<[](T a, T b) { return (b ? static_cast<T>(Wide{a} % b) : a); }>;
-    t["cvt.rn.f32" + type] = each<[](T a) { return (static_cast<float>(a)); }>;
-    t["cvt.rzi" + type + ".f32"] = each<[](float a) {
-        constexpr T LEAST = std::numeric_limits<T>::min(), LARGEST = std::numeric_limits<T>::max();
-        if (a != a) { return T{0}; }
-        if (static_cast<float>(LARGEST) <= a) { return LARGEST; }
-        return a <= static_cast<float>(LEAST) ? LEAST : static_cast<T>(a);
-    }>;
+    t["div" + type] = {divide<T, false>, 3, false};
+    t["rem" + type] = {divide<T, true>, 3, false};
+    t["cvt.rn.f32" + type] = each<[](T a) { return static_cast<float>(a); }>;
+    if constexpr (BITS == 32) {
+        t["cvt.rzi" + type + ".f32"] = each<[](float a) {
+            constexpr T LEAST = std::numeric_limits<T>::min(), LARGEST = std::numeric_limits<T>::max();
+            if (a != a) { return T{0}; }
+            if (static_cast<float>(LARGEST) <= a) { return LARGEST; }
+            return a <= static_cast<float>(LEAST) ? LEAST : static_cast<T>(a);
+        }>;
+    }
     auto add_conversion = [&]<class From>(From) {
         t["cvt" + type + "." + type_name<From>()] = each<[](From a) { return (static_cast<T>(a)); }>;
     };
@@ -248,8 +273,11 @@ inline void add_width_free_operations(Table &t, const std::string &type) {
 // mov.b32 %r1, {%rs1,%rs2} and back: the first element is the lowest
 inline void move(Warp &w, const Instruction &i, uint32_t lanes) {
     const size_t to = i.operands[0].registers.size(), from = i.operands[1].registers.size();
+    const uint64_t *source = w.lanes(i, 1);
+    uint64_t *result = w.lanes(i, 0);
     if (to == 1 && from == 1) {
-        return each<[](uint64_t a) { return a; }>(w, i, lanes);
+        for_lanes(lanes, [&](int lane) { result[lane] = source[lane]; });
+        return;
     }
     const size_t bits = std::stoul(i.words.back().substr(1)) / std::max(to, from);
     for_lanes(lanes, [&](int lane) {
@@ -281,7 +309,10 @@ inline char *global_at(Warp &w, const Instruction &i, int lane, uint64_t at, uin
 // host address of a lane's memory operand
 inline char *address_of(Warp &w, const Instruction &i, size_t operand, int lane, uint32_t bytes, bool reads) {
     uint64_t at = w.address(i, operand, lane);
-    if (i.space == PARAM) { return const_cast<char *>(w.block->params) + at; }
+    if (i.space == PARAM) {
+        if (at % bytes || at + bytes > w.block->params.size()) { refuse(w, i, lane, "is no parameter"); }
+        return &w.block->params[at];
+    }
     if (i.space == SHARED) { return shared_at(w, i, lane, static_cast<uint32_t>(at), bytes, reads); }
     return global_at(w, i, lane, at, bytes);
 }
@@ -352,19 +383,17 @@ inline void wait_for_copies(Warp &w, const Instruction &i, uint32_t lanes) {
 // ---- operations of a warp
 
 // The lane that each lane reads from, by the ISA's pseudocode of shfl: clamp and segment mask are in operand c.
-inline void shuffle(Warp &w, const Instruction &i, uint32_t lanes) {
-    const std::string &mode = i.words[2];
+enum Mode { UP, DOWN, BFLY, IDX };
+template <Mode MODE> void shuffle(Warp &w, const Instruction &i, uint32_t lanes) {
     std::array<uint64_t, LANES> given;
     std::copy_n(w.lanes(i, 1), LANES, given.begin());
     for_lanes(lanes, [&](int lane) {
         require_whole_warp(w, i, lanes, w.lanes(i, 4)[lane]);
         int b = w.lanes(i, 2)[lane] & 31, clamp = w.lanes(i, 3)[lane] & 31, mask = w.lanes(i, 3)[lane] >> 8 & 31;
         int first = lane & mask, last = first | (clamp & ~mask);
-        int from = mode == "up"     ? lane - b
-                   : mode == "down" ? lane + b
-                   : mode == "bfly" ? lane ^ b
-                                    : first | (b & ~mask);
-        bool inside = mode == "up" ? from >= last : from <= last;
+        const int source[] = {lane - b, lane + b, lane ^ b, first | (b & ~mask)};
+        int from = source[MODE];
+        bool inside = MODE == UP ? from >= last : from <= last;
         if (inside && !(lanes >> from & 1)) { refuse(w, i, lane, "reads a lane that is not in the mask"); }
         w.lanes(i, 0)[lane] = given[inside ? from : lane];
         if (i.operands[0].registers.size() > 1) { w.lanes(i, 0, 1)[lane] = inside; }
@@ -446,23 +475,23 @@ inline const Table &table() {
             add_width_free_operations(t, type);
         }
         for (const char *type : {"b16", "s16", "u16", "b32", "s32", "u32", "b64", "s64", "u64", "f32", "pred"}) {
-            t["mov." + std::string(type)] = move;
+            t["mov." + std::string(type)] = {move, 2, true};
             t["selp." + std::string(type)] = each<[](uint64_t a, uint64_t b, bool p) { return p ? a : b; }>;
         }
         auto add_type = [&]<class T>(T) {
             const std::string type = type_name<T>();
             if constexpr (sizeof(T) > 1) { add_integer_operations<T>(t); }
-            t["ld." + type] = load<T>;
-            t["st." + type] = store<T>;
+            t["ld." + type] = {load<T>, 2, true};
+            t["st." + type] = {store<T>, 2, true};
         };
         auto add_types = [&](auto... type) { (add_type(type), ...); };
         add_types(uint8_t{}, int8_t{}, uint16_t{}, int16_t{}, uint32_t{}, int32_t{}, uint64_t{}, int64_t{});
         add_float_operations(t);
         for (const char *kind : {"ld.", "st."}) { t[kind + std::string("f32")] = t[kind + std::string("u32")]; }
         // an operation of .bN is that of .uN
-        for (const auto &[name, execute] : Table(t)) {
+        for (const auto &[name, operation] : Table(t)) {
             size_t at = name.rfind(".u");
-            if (at != std::string::npos) { t.emplace(name.substr(0, at) + ".b" + name.substr(at + 2), execute); }
+            if (at != std::string::npos) { t.emplace(name.substr(0, at) + ".b" + name.substr(at + 2), operation); }
         }
         t["prmt.b32"] = each<[](uint32_t a, uint32_t b, uint32_t selector) {
             uint32_t result = 0;
@@ -474,24 +503,26 @@ inline const Table &table() {
             }
             return result;
         }>;
-        t["cvta.to.u64"] = move;
-        t["atom.add.u32"] = t["red.add.u32"] = atomic_add;
-        t["cp.async"] = start_copies;
-        t["cp.async.commit_group"] = commit_copies;
-        t["cp.async.wait_group"] = wait_for_copies;
-        t["ldmatrix.sync.aligned.m8n8.x4.b16"] = load_matrices<false>;
-        t["ldmatrix.sync.aligned.m8n8.x4.trans.b16"] = load_matrices<true>;
-        t["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = multiply_matrices;
-        for (const char *mode : {"up", "down", "bfly", "idx"}) {
-            t["shfl.sync." + std::string(mode) + ".b32"] = shuffle;
-        }
-        t["vote.sync.ballot.b32"] = ballot;
-        t["bar.warp.sync"] = warp_barrier;
-        t["bar.sync"] = block_barrier;
-        t["bra"] = t["bra.uni"] = branch;
-        t["ret"] = end_lanes;
-        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = do_nothing;
-        t["prefetch.L2"] = prefetch;
+        t["cvta.to.u64"] = {move, 2, false};
+        t["atom.add.u32"] = {atomic_add, 3, false};
+        t["red.add.u32"] = {atomic_add, 2, false};
+        t["cp.async"] = {start_copies, 4, false};
+        t["cp.async.commit_group"] = {commit_copies, 0, false};
+        t["cp.async.wait_group"] = {wait_for_copies, 1, false};
+        t["ldmatrix.sync.aligned.m8n8.x4.b16"] = {load_matrices<false>, 2, true};
+        t["ldmatrix.sync.aligned.m8n8.x4.trans.b16"] = {load_matrices<true>, 2, true};
+        t["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, 4, true};
+        t["shfl.sync.up.b32"] = {shuffle<UP>, 5, true};
+        t["shfl.sync.down.b32"] = {shuffle<DOWN>, 5, true};
+        t["shfl.sync.bfly.b32"] = {shuffle<BFLY>, 5, true};
+        t["shfl.sync.idx.b32"] = {shuffle<IDX>, 5, true};
+        t["vote.sync.ballot.b32"] = {ballot, 3, false};
+        t["bar.warp.sync"] = {warp_barrier, 1, false};
+        t["bar.sync"] = {block_barrier, 1, false};
+        t["bra"] = t["bra.uni"] = {branch, 1, false};
+        t["ret"] = {end_lanes, 0, false};
+        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = {do_nothing, 0, false};
+        t["prefetch.L2"] = {prefetch, 1, false};
         return t;
     }();
     return all;
@@ -507,7 +538,8 @@ inline std::string &source() {
         for (size_t n; f && (n = std::fread(part, 1, sizeof part, f)) > 0;) { all.append(part, n); }
         if (f) { std::fclose(f); }
         if (all.empty()) {
-            std::fprintf(stderr, "ptx: SIMT_PTX=%s: no such file\n", simt::settings().ptx), std::abort();
+            std::fprintf(stderr, "ptx: SIMT_PTX=%s: no such file\n", simt::settings().ptx);
+            std::abort();
         }
     }
     return all;
@@ -549,23 +581,37 @@ struct Reader {
             kernel.specials.emplace_back(number, special - SPECIAL_NAMES);
         } else if (symbols.contains(name)) {
             kernel.constants.emplace_back(number, symbols[name]);
-        } else if (name.starts_with("0f")) {
-            kernel.constants.emplace_back(number, std::stoull(name.substr(2), nullptr, 16));
-        } else if (std::isdigit(static_cast<unsigned char>(name[0])) || name[0] == '-') {
-            kernel.constants.emplace_back(number, static_cast<uint64_t>(std::stoll(name, nullptr, 0)));
-        } else if (name[0] != '%' || name.find('.') != std::string::npos) {
-            stop(kernel, "unknown operand: " + name);
+        } else {
+            bool is_float = name.starts_with("0f"),
+                 is_number = std::isdigit(static_cast<unsigned char>(name[0])) || name[0] == '-';
+            size_t read = 0;
+            if (is_float) { kernel.constants.emplace_back(number, std::stoull(name.substr(2), &read, 16)); }
+            if (is_number && !is_float) { kernel.constants.emplace_back(number, std::stoll(name, &read, 0)); }
+            if (!is_number || read + 2 * is_float != name.size()) { stop(kernel, "unknown operand: " + name); }
         }
         return number;
+    }
+
+    // `.reg .b32 %r<595>` or `.reg .b32 %a, %b`
+    void declare_registers(const std::string &text) {
+        for (const std::string &name : split(text.substr(text.find('%')), ',')) {
+            size_t bracket = name.find('<');
+            int count = bracket == std::string::npos ? 1 : std::stoi(name.substr(bracket + 1));
+            for (int n = 0; n < count; n++) {
+                bool alone = bracket == std::string::npos;
+                registers[alone ? name : name.substr(0, bracket) + std::to_string(n)] = kernel.num_registers++;
+            }
+        }
     }
 
     // {%r1, %r2}, [%rd1+8], %r1|%p1 or %r1
     Operand operand_of(std::string text) {
         Operand o;
+        bool is_address = text[0] == '[';
         if (std::strchr("{[", text[0])) { text = text.substr(1, text.size() - 2); }
         std::replace(text.begin(), text.end(), '|', ',');
         for (const std::string &name : split(text, ',')) {
-            size_t plus = name.find('+');
+            size_t plus = is_address ? name.find('+') : std::string::npos;
             if (plus != std::string::npos) { o.offset = std::stoll(name.substr(plus + 1)); }
             o.registers.push_back(register_of(name.substr(0, plus)));
         }
@@ -578,7 +624,9 @@ struct Reader {
         uint32_t align = 1, bytes = 0;
         char name[4096];
         if (sscanf(text.c_str(), "%*s .align %u .b8 %4095[^[][%u", &align, name, &bytes) < 2) {
-            sscanf(text.c_str(), "%*s .%*c%u %4095s", &bytes, name);
+            if (sscanf(text.c_str(), "%*s .%*c%u %4095s", &bytes, name) != 2) {
+                stop(kernel, "unknown array: " + text);
+            }
             align = bytes /= 8;
         }
         uint32_t at = (*end + align - 1) / align * align;
@@ -588,19 +636,20 @@ struct Reader {
     }
 
     void read_params(const std::string &text) {
-        uint32_t end = 0;
         for (const std::string &param : split(text, ',')) {
             if (param.empty()) { continue; }
-            kernel.param_at.push_back(place(param, &end));
-            kernel.param_bytes.push_back(end - kernel.param_at.back());
+            kernel.param_at.push_back(place(param, &kernel.param_end));
+            kernel.param_bytes.push_back(kernel.param_end - kernel.param_at.back());
         }
     }
 
-    // static arrays, the kernel's own and the module's that it names; then the dynamic array, which has no size
+    // static arrays, the kernel's own and those of the module that it uses; then the dynamic array, which has no size
     void read_shared(const std::string &body) {
+        // arrays in other kernels' bodies are not this one's
+        const std::string visible = source().substr(0, source().find(".entry ")) + body;
         for (bool dynamic : {false, true}) {
-            for (size_t at = 0; (at = source().find(".shared .align", at)) != std::string::npos; at++) {
-                std::string text = source().substr(at, source().find(';', at) - at),
+            for (size_t at = 0; (at = visible.find(".shared .align", at)) != std::string::npos; at++) {
+                std::string text = visible.substr(at, visible.find(';', at) - at),
                             name = text.substr(text.rfind(' ') + 1);
                 bool is_used = body.find(name.substr(0, name.find('['))) != std::string::npos;
                 if (is_used && text.ends_with("[]") == dynamic) { place(text, &kernel.static_shared); }
@@ -608,7 +657,7 @@ struct Reader {
         }
     }
 
-    void choose_execute(Instruction &i) {
+    const Operation &operation_of(Instruction &i) {
         std::string name;
         for (const std::string &word : i.words) {
             if (word == "shared" || word == "param") { i.space = word == "shared" ? SHARED : PARAM; }
@@ -618,7 +667,8 @@ struct Reader {
         }
         auto found = table().find(name);
         if (found == table().end()) { stop(kernel, "unknown instruction: " + i.text); }
-        i.execute = found->second;
+        i.execute = found->second.execute;
+        return found->second;
     }
 
     // `@!%p1 bra $L1`
@@ -633,15 +683,25 @@ struct Reader {
         }
         size_t blank = std::min(text.find_first_of(" \t"), text.size());
         i.words = split(text.substr(0, blank), '.');
-        choose_execute(i);
+        const Operation &operation = operation_of(i);
         std::vector<std::string> operands = split(text.substr(blank), ',');
+        if (operands[0].empty()) { operands.clear(); }
+        bool fit = operands.size() == operation.operands;
         if (i.words[0] == "bra") {
-            i.target = labels.at(operands[0]);
-        } else if (i.execute == block_barrier && operands[0] != "0") {
-            stop(kernel, "unknown barrier: " + i.text);
-        } else if (!operands[0].empty() && i.execute != do_nothing) {
-            for (const std::string &operand : operands) { i.operands.push_back(operand_of(operand)); }
+            i.target = labels.at(operands.at(0));
+            operands.clear();
         }
+        for (const std::string &operand : operands) {
+            i.operands.push_back(operand_of(operand));
+            fit &= operation.vectors || i.operands.back().registers.size() == 1;
+        }
+        if (i.words[0] == "ld" || i.words[0] == "st") {
+            size_t wide = i.text.find(".v2.") != std::string::npos   ? 2
+                          : i.text.find(".v4.") != std::string::npos ? 4
+                                                                     : 1;
+            fit &= i.operands.at(i.words[0] == "st").registers.size() == wide;
+        }
+        if (!fit || (i.execute == block_barrier && operands[0] != "0")) { stop(kernel, "unknown operands: " + i.text); }
         kernel.code.push_back(std::move(i));
     }
 
@@ -656,7 +716,13 @@ struct Reader {
                 labels[text.substr(0, colon)] = static_cast<int>(instructions.size());
                 text = trimmed(text.substr(colon + 1));
             }
-            if (!text.empty() && text[0] != '.') { instructions.push_back(text); }
+            if (text.starts_with(".reg ")) {
+                declare_registers(text);
+            } else if (!text.empty() && text[0] != '.') {
+                instructions.push_back(text);
+            } else if (!text.empty() && !text.starts_with(".shared ") && !text.starts_with(".pragma ")) {
+                stop(kernel, "unknown directive: " + text);
+            }
         }
         for (const std::string &text : instructions) { read_instruction(text); }
     }
@@ -737,13 +803,13 @@ struct Argument {
 
 // the parameters' bytes, placed as the PTX declares them
 inline std::string params_of(const Kernel &k, const std::vector<Argument> &arguments) {
-    std::string params(4096, '\0');
-    for (size_t a = 0; a < arguments.size(); a++) {
-        if (arguments.size() != k.param_bytes.size() || arguments[a].bytes != k.param_bytes[a]) {
-            stop(k, "its parameters have other sizes in the PTX");
-        }
-        std::memcpy(&params[k.param_at[a]], arguments[a].at, arguments[a].bytes);
+    bool fit = arguments.size() == k.param_bytes.size();
+    std::string params(k.param_end, '\0');
+    for (size_t a = 0; fit && a < arguments.size(); a++) {
+        fit = arguments[a].bytes == k.param_bytes[a];
+        if (fit) { std::memcpy(&params[k.param_at[a]], arguments[a].at, arguments[a].bytes); }
     }
+    if (!fit) { stop(k, "its parameters have other sizes in the PTX"); }
     return params;
 }
 
@@ -754,9 +820,8 @@ inline void launch(const std::string &name, dim3 grid, dim3 dim, size_t dynamic_
     auto found = kernels.find(name);
     if (found == kernels.end()) { found = kernels.emplace(name, read_kernel(name)).first; }
     const Kernel &k = found->second;
-    std::string params = params_of(k, arguments);
     if (dim.y != 1 || dim.z != 1 || dim.x > k.most_threads) { stop(k, "a block has too many threads or dimensions"); }
-    Block b = {{0, 0, 0}, params.data(), find_array, {0, 0}, {}, {}};
+    Block b = {{0, 0, 0}, params_of(k, arguments), find_array, {0, 0}, {}, {}};
     std::vector<Warp> warps((dim.x + LANES - 1) / LANES);
     for (size_t n = 0; n < warps.size(); n++) {
         warps[n].kernel = &k;
@@ -790,7 +855,10 @@ inline std::string name_of(const void *function) {
         while (nm && fgets(line, sizeof line, nm)) {
             if (std::sscanf(line, "%llx %c %8191s", &at, &type, name) == 3) { names[at] = name; }
         }
-        if (nm) { pclose(nm); }
+        if (!nm || pclose(nm) != 0) {
+            std::fputs("ptx: kernels get their names from nm, which failed\n", stderr);
+            std::abort();
+        }
     }
     std::string name = names[reinterpret_cast<uint64_t>(function) - reinterpret_cast<uint64_t>(&program_begin)];
     return name.starts_with("_ZL") ? "_Z" + name.substr(3) : name;

@@ -79,12 +79,15 @@ refused() {
 
 # ---- nvcc
 
-# ptx_of FILE SOURCE PRECISION ARCHITECTURE [FLAG]: compiles SOURCE to FILE, unless FILE is newer than all sources
+# ptx_of FILE SOURCE PRECISION ARCHITECTURE [FLAG]: compiles SOURCE to FILE, unless FILE is newer than all that it is
+# made of. Its time is that of the compiler's start
 ptx_of() {
-    [ ! -e "$1" ] || [ -n "$(find llmc dev/test/*.h "$2" -newer "$1" -type f -print -quit)" ] || return 0
-    mkdir -p "${1%/*}"
+    local made_of=(llmc dev/test/*.h dev/test/harness.sh "$2" "$(command -v nvcc)") new=$1.$BASHPID
+    [ ! -e "$1" ] || [ -n "$(find -L "${made_of[@]}" -newer "$1" -type f -print -quit)" ] || return 0
+    mkdir -p "${1%/*}" && touch "$new.start"
     nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${3^^}" -arch="${4/sm/compute}" ${5:+"$5"} \
-        -ptx "$2" -o "$1.$BASHPID" && mv "$1.$BASHPID" "$1"
+        -ptx "$2" -o "$new" && touch -r "$new.start" "$new" && mv "$new" "$1"
+    rm "$new.start" && [ -e "$1" ]
 }
 
 # ---- llm.c's files

@@ -11,33 +11,52 @@ static const uint32_t NaN = 0x7fc00001, CANONICAL_NaN = 0x7fffffff, INF = 0x7f80
 static uint32_t bits(float x) { return float_to_bits(x); }
 
 enum { WORDS = 256 };
-static uint32_t words[WORDS];  // the only array: a lane reads its word in lane_word, and writes word 32 + lane
+static uint32_t words[WORDS];  // the only array: a lane reads word `lane` and writes word 32 + lane
 
 static std::pair<uint64_t, uint64_t> array_of(uint64_t) {
     uint64_t begin = reinterpret_cast<uint64_t>(words);
     return {begin, begin + sizeof words};
 }
 
-// Runs code in a block of 64 threads: %a = the lane's number, %x = its word; the word %d is stored.
-static void run(const std::string &code) {
+// Runs code in two blocks: %a = the lane's number, %c = the block's, %x = its word; the word %d is stored.
+static void run(const std::string &code, unsigned threads = 64) {
     static int count;
     std::string name = "test_" + std::to_string(count++);
-    ptx::source() +=
-        ".entry " + name +
-        "(\n\t.param .u64 words\n)\n.maxntid 64, 1, 1\n{\n"
-        "\t.shared .align 16 .b8 tile[1024];\n\t.shared .align 16 .b8 empty[16];\n"
-        "\tld.param.u64 %w, [words];\n\tmov.u32 %t, %tid.x;\n\tand.b32 %a, %t, 31;\n\tmul.wide.u32 %o, %a, 4;\n"
-        "\tadd.s64 %o, %o, %w;\n\tld.global.u32 %x, [%o];\n\tmul.lo.u32 %s, %a, 16;\n\tmov.u32 %d, 77;\n" +
-        code + "\n\tst.global.u32 [%o+128], %d;\n$END:\n\tret;\n}\n";
+    ptx::source() += ".entry " + name + R"((
+    .param .u64 words
+)
+.maxntid 64, 1, 1
+{
+    .reg .pred %p1, %p2;
+    .reg .b16 %h<3>;
+    .reg .b32 %a, %b, %c, %d, %e, %f, %g, %s, %t, %x;
+    .reg .b64 %o, %w;
+    .shared .align 16 .b8 tile[1024];
+    .shared .align 16 .b8 empty[16];
+    ld.param.u64 %w, [words];
+    mov.u32 %c, %ctaid.x;
+    mov.u32 %t, %tid.x;
+    and.b32 %a, %t, 31;
+    mul.wide.u32 %o, %a, 4;
+    add.s64 %o, %o, %w;
+    ld.global.u32 %x, [%o];
+    mul.lo.u32 %s, %a, 16;
+    mov.u32 %d, 77;
+)" + code + R"(
+    st.global.u32 [%o+128], %d;
+$END:
+    ret;
+}
+)";
     const void *argument = words;
-    ptx::launch(name, 1, 64, 0, {{&argument, sizeof argument}}, array_of);
+    ptx::launch(name, 2, threads, 0, {{&argument, sizeof argument}}, array_of);
 }
 
 static uint32_t lane(int i) { return words[32 + i]; }
 
-// the result of `INSTRUCTION %d, ...` with two, three or four words as operands
+// the result of `INSTRUCTION %d, ...` with words as operands
 static uint32_t result(const char *instruction, std::initializer_list<uint32_t> operands) {
-    std::string code = std::string("\t") + instruction + " %d";
+    std::string code = std::string("") + instruction + " %d";
     for (uint32_t operand : operands) { code += ", " + std::to_string(operand); }
     run(code + ";");
     return lane(0);
@@ -100,12 +119,12 @@ TEST(test_comparisons) {
         std::string text = line, name = text.substr(0, text.find(' ')), found;
         for (const uint32_t *p : pairs) {
             std::string a = std::to_string(bits((float)p[0])), b = std::to_string(p[1] ? bits((float)p[1]) : NaN);
-            run("\tsetp." + name + ".f32 %p1, " + a + ", " + b + ";\n\tselp.b32 %d, 1, 0, %p1;");
+            run("setp." + name + ".f32 %p1, " + a + ", " + b + "; selp.b32 %d, 1, 0, %p1;");
             found += std::to_string(lane(0));
         }
         assert_string_equal((name + " " + found).c_str(), line);
     }
-    run("\tsetp.lt.s32 %p1, -1, 1;\n\tsetp.lt.u32 %p2, -1, 1;\n\tselp.b32 %d, 1, 0, %p1;\n\t@%p2 add.s32 %d, %d, 2;");
+    run("setp.lt.s32 %p1, -1, 1; setp.lt.u32 %p2, -1, 1; selp.b32 %d, 1, 0, %p1; @%p2 add.s32 %d, %d, 2;");
     assert_int_equal(lane(0), 1);
 }
 
@@ -123,42 +142,43 @@ TEST(test_shuffles) {
     };
     // clang-format on
     for (const auto &c : cases) {
-        run(std::string("\tshfl.sync.") + c.operands + ";");
+        run(std::string("shfl.sync.") + c.operands + ";");
         const int of[] = {0, 7, 8, 31};
         for (int i = 0; i < 4; i++) {
             if ((int)lane(of[i]) != c.source[i]) { fail_msg("%s: lane %d reads %u", c.operands, of[i], lane(of[i])); }
         }
     }
-    run("\tsetp.gt.u32 %p1, %a, 29;\n\tvote.sync.ballot.b32 %d, %p1, -1;");
+    run("setp.gt.u32 %p1, %a, 29; vote.sync.ballot.b32 %d, %p1, -1;");
     assert_int_equal(lane(3), 0xc0000000u);
 }
 
 TEST(test_memory_and_branches) {
     words[0] = 0x80ff7f01;
-    run("\tld.global.s8 %d, [%w+2];");
+    run("ld.global.s8 %d, [%w+2];");
     assert_int_equal(lane(0), ~0u);
-    run("\tld.global.u8 %d, [%w+3];");
+    run("ld.global.u8 %d, [%w+3];");
     assert_int_equal(lane(0), 0x80);
-    run("\tmov.b32 {%h1, %h2}, 0x12345678;\n\tmov.b32 %d, {%h2, %h1};");
+    run("mov.b32 {%h1, %h2}, 0x12345678; mov.b32 %d, {%h2, %h1};");
     assert_int_equal(lane(0), 0x56781234);
     // lanes that branch meet again: a shuffle of all lanes follows
-    run("\tsetp.lt.u32 %p1, %a, 5;\n\t@%p1 bra $LOW;\n\tadd.s32 %d, %d, 1;\n\tbra.uni $SAME;\n$LOW:\n\tadd.s32 %d, %d, "
-        "2;\n"
-        "$SAME:\n\tshfl.sync.bfly.b32 %d, %d, 31, 31, -1;");
+    run("setp.lt.u32 %p1, %a, 5; @%p1 bra $LOW; add.s32 %d, %d, 1; bra.uni $SAME;\n$LOW: add.s32 %d, %d, "
+        "2;"
+        "$SAME: shfl.sync.bfly.b32 %d, %d, 31, 31, -1;");
     assert_int_equal(lane(0), 78);
     assert_int_equal(lane(31), 79);
     // a copy lands at the wait for its group, and zeros where it has no source; groups that may be in flight are the last
     for (int i = 0; i < 32; i++) { words[i] = 100 + i; }
-    run("\tmov.u32 %b, tile;\n\tadd.s32 %b, %b, %s;\n\tcp.async.cg.shared.global [%b], [%w], 16, "
-        "16;\n\tcp.async.commit_group;\n"
-        "\tcp.async.cg.shared.global [%b+512], [%w+16], 16, 0;\n\tcp.async.commit_group;\n\tcp.async.wait_group 1;\n"
-        "\tld.shared.v2.u32 {%d, %e}, [%b];\n\tcp.async.wait_group 0;\n\tld.shared.u32 %f, [%b+516];\n\tadd.s32 %d, "
+    run("mov.u32 %b, tile; add.s32 %b, %b, %s; cp.async.cg.shared.global [%b], [%w], 16, "
+        "16; cp.async.commit_group;"
+        "cp.async.cg.shared.global [%b+512], [%w+16], 16, 0; cp.async.commit_group; cp.async.wait_group 1;"
+        "ld.shared.v2.u32 {%d, %e}, [%b]; cp.async.wait_group 0; ld.shared.u32 %f, [%b+516]; add.s32 %d, "
         "%e, %f;");
     assert_int_equal(lane(9), 101);
-    words[40] = 0;
-    run("\tatom.global.add.u32 %d, [%w+512], 3;\n\tred.global.add.u32 [%w+516], 1;");
-    assert_int_equal(words[128], 64 * 3);
-    assert_int_equal(words[129], 64);
+    run("atom.global.add.u32 %d, [%w+512], 3; red.global.add.u32 [%w+516], 1;");
+    assert_int_equal(words[128], 2 * 64 * 3);
+    assert_int_equal(words[129], 2 * 64);
+    run("bar.sync 0; red.global.add.u32 [%w+520], 1;", 40);  // the second warp has 8 lanes
+    assert_int_equal(words[130], 2 * 40);
 }
 
 static const char *const refusals[][2] = {
@@ -168,23 +188,34 @@ static const char *const refusals[][2] = {
     {"misaligned address of shared", "st.shared.u32 [tile+2], %d"},
     {"beyond shared memory", "st.shared.u32 [tile+2048], %d"},
     {"before any write", "ld.shared.u32 %d, [empty]"},
-    {"before any write", "cp.async.cg.shared.global [tile], [%w], 16, 16;\n\tld.shared.u32 %d, [tile]"},
-    {"before any write", "cp.async.cg.shared.global [tile], [%w], 16, 16;\n\tcp.async.commit_group;\n"
-                         "\tcp.async.wait_group 1;\n\tld.shared.u32 %d, [tile]"},
+    {"before any write", "cp.async.cg.shared.global [tile], [%w], 16, 16; ld.shared.u32 %d, [tile]"},
+    {"before any write", "cp.async.cg.shared.global [tile], [%w], 16, 16; cp.async.commit_group;"
+                         "cp.async.wait_group 1; ld.shared.u32 %d, [tile]"},
     {"copies in flight", "cp.async.cg.shared.global [tile], [%w], 16, 16"},
-    {"a part of the warp", "setp.lt.u32 %p1, %a, 5;\n\t@%p1 bar.sync 0"},
-    {"a part of the warp", "setp.lt.u32 %p1, %a, 5;\n\t@%p1 shfl.sync.up.b32 %d, %a, 1, 0, -1"},
-    {"a part of the warp", "setp.lt.u32 %p1, %a, 5;\n\t@%p1 bar.warp.sync -1"},
-    {"a part of the warp", "setp.eq.u32 %p1, %a, 31;\n\t@%p1 ret;\n\tldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+    {"a part of the warp", "setp.lt.u32 %p1, %a, 5; @%p1 bar.sync 0"},
+    {"a part of the warp", "setp.lt.u32 %p1, %a, 5; @%p1 shfl.sync.up.b32 %d, %a, 1, 0, -1"},
+    {"a part of the warp", "setp.lt.u32 %p1, %a, 5; @%p1 bar.warp.sync -1"},
+    {"a part of the warp", "setp.eq.u32 %p1, %a, 31; @%p1 ret; ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
                            "{%d, %e, %f, %g}, [tile]"},
-    {"not in the mask", "setp.lt.u32 %p1, %a, 5;\n\t@%p1 shfl.sync.down.b32 %d, %a, 1, 31, 31"},
-    {"another warp waits", "setp.lt.u32 %p1, %t, 32;\n\t@%p1 bra $END;\n\tbar.sync 0"},
+    {"not in the mask", "setp.lt.u32 %p1, %a, 5; @%p1 shfl.sync.down.b32 %d, %a, 1, 31, 31"},
+    {"another warp waits", "setp.lt.u32 %p1, %t, 32; @%p1 bra $END; bar.sync 0"},
     {"unknown instruction: add.rz.f32 %d, %d, %d", "add.rz.f32 %d, %d, %d"},
-    {"unknown barrier", "bar.sync 1"},
+    {"before any write", "setp.eq.u32 %p1, %c, 0; @%p1 st.shared.u32 [tile], %d; @!%p1 ld.shared.u32 %d, [tile]"},
+    {"is no parameter", "ld.param.u32 %d, [words+8]"},
+    {"divides by 0", "rem.u32 %d, %d, 0"},
+    {"unknown operands", "bar.sync 1"},
+    {"unknown operands", "bar.sync 0, 32"},
+    {"unknown operands", "ld.global.v4.u32 {%d, %e}, [%w]"},
+    {"unknown operands", "setp.eq.u32 %p1|%p2, %d, 0"},
+    {"unknown operands", "cp.async.cg.shared.global [tile], [%w], 16"},
+    {"unknown operand: tile+16", "mov.u32 %d, tile+16"},
+    {"unknown operand: %laneid", "mov.u32 %d, %laneid"},
+    {"unknown operand: 0F3F800000", "mov.u32 %d, 0F3F800000"},
+    {"unknown directive", ".loc 1 2 3"},
     {"unknown operand: %clock.x", "mov.u32 %d, %clock.x"},
 };
 
-static void run_refused(void *which) { run(std::string("\t") + refusals[*static_cast<int *>(which)][1] + ";"); }
+static void run_refused(void *which) { run(std::string("") + refusals[*static_cast<int *>(which)][1] + ";"); }
 
 static void launch_with_more(void *) {
     run("");

@@ -3,9 +3,8 @@
 #   dev/test/test_ptx.sh [NVCC PRECISION ARCHITECTURE]   all, or for example: nvcc12 bf16 sm_90
 # For the installed nvcc and nvcc 12.4, which dev/test/nvcc12.sh downloads, both precisions, sm_80 and sm_90: the rows of
 # test_ops, the layouts of the tensor cores, and short runs of the trainer. A kernel that nothing executed fails the test
-# by its name. Shows what nvcc made of the kernels' C++ and of their asm. Cannot show speed, ptxas, cuBLASLt, NCCL, the
-# driver, or races, which the emulator finds.
-# build/ptx keeps PTX until a source changes. Two at a time; 4 minutes on two free cores.
+# by its name. It cannot show speed, races (the emulator finds them), or faults of ptxas, cuBLASLt, NCCL and the driver.
+# build/ptx keeps PTX until a source changes. Two at a time; N minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -16,11 +15,16 @@ trap 'rm -rf "$scratch"' EXIT
 seq 3000 >"$scratch/text"
 export OMP_NUM_THREADS=1 TEST_DEVICE=cuda
 
-# train RUN FLAGS...: a run of the trainer
+# passes PROGRAM ARGUMENTS...: a test on PTX
+passes() {
+    "$@" >log 2>&1 || { echo "${1##*/} ${*:2}: exit status $?" && grep -E 'ptx:|ERROR' log; }
+}
+# train RUN FLAGS...: a run of the trainer, without a note but those of the matmuls that SIMT_BREAK breaks
 train() {
     export TRAIN_GPT2_AUTOTUNE_CACHE=$PWD/${1#emulated_}.algorithms
-    "$trainer" --device cuda -i "$scratch/text" -t 64 -v 2 -m 1 -s 20 -o "$@" >log 2>&1 </dev/null ||
-        { echo "$1:" && grep -vE '^note' log | tail -n 2; }
+    "$trainer" --device cuda -i "$scratch/text" -t 64 -v 2 -m 1 -s 20 -o "$@" >log 2>&1 </dev/null || echo "$1 failed"
+    grep -q 'early launches are on' log || echo "$1: no early launches"
+    grep -E '^(train_gpt2|ptx): ' log | grep -vE "${SIMT_BREAK:+own kernel|}cublasLtMatmul: "
 }
 # trains_the_same RUN FLAGS...: losses on PTX are those of g++'s kernels, but for roundings
 trains_the_same() {
@@ -31,6 +35,7 @@ trains_the_same() {
         END { if (NR < 2) print NR " losses" }'
 }
 kernels() { sed -nE 's/^(\.visible )?\.entry ([^(]*).*/\2/p' "$1" | sort; }
+not_executed() { comm -23 "$1" <(sed -n 's/ ptx$//p' launches | sort) | c++filt -p | sed 's/^/not executed: /'; }
 losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
 
 # check NVCC PRECISION ARCHITECTURE: prints a sentence for each failure
@@ -42,17 +47,18 @@ check() {
     ptx_of "$ptx" train_gpt2.cu "$2" "$3" && ptx_of "$layouts" dev/test/test_layouts.cu bf16 "$3" || return
     mkdir "$scratch/$1_$2_$3" && cd "$scratch/$1_$2_$3" || return
     export SIMT_LAUNCHES=$PWD/launches
-    SIMT_PTX=$ptx "$ops" --quick >log 2>&1 || grep -E 'ptx:|ERROR' log
+    SIMT_PTX=$ptx passes "$ops" --quick
     if [ "$2" = fp32 ]; then # kernels for GPUs with less shared memory
-        SIMT_PTX=$ptx SIMT_CAPABILITY=75 "$ops" --quick attention_backward >log 2>&1 || grep -E 'ptx:|ERROR' log
+        SIMT_PTX=$ptx SIMT_CAPABILITY=75 passes "$ops" --quick attention_backward
     else
-        SIMT_PTX=$layouts "$programs/test_layouts_bf16" >log 2>&1 || grep -E 'ptx:|ERROR' log
+        SIMT_PTX=$layouts passes "$programs/test_layouts_bf16"
+        not_executed <(comm -13 <(kernels "$ptx") <(kernels "$layouts"))
     fi
     trains_the_same graphs -e l2h2c128 -b 2 -n 2 -x 4 -gd bf16
     trains_the_same muon -e l2h2c128 -b 2 -d 256 -x 2 --optimizer muon -r 4 --offload 1
     SIMT_PRODUCTS=1 trains_the_same unaligned -e l1h1c20 -b 1 -d 256 -x 1 # rows that are no whole packs
     SIMT_BREAK=cublasLtMatmul:error trains_the_same own_matmuls -e l1h1c20 -b 1 -d 256 -x 1 -s 0
-    comm -23 <(kernels "$ptx") <(sed -n '/dry/!s/ .*//p' launches | sort -u) | c++filt -p | sed 's/^/not executed: /'
+    not_executed <(kernels "$ptx")
 }
 
 names=()

@@ -1,8 +1,9 @@
 /*
 Building blocks of all kernels. fp32 runs from sm_75 on, bf16 from sm_80 on.
 defines: LAUNCH, early_launches_off, CUDA_CHECK, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack,
-         load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16, warp_sum,
-         warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats, store_floats, with_type
+         require_packs, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
+         unpack_bf16, warp_sum, warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats,
+         store_floats, with_type
 A kernel uses hardware instructions only through functions of this file and of ptx.cuh, so that the tests can run it on
 a CPU. Shared memory is declared by the macros of ptx.cuh and passed as SharedPtr<T>, so that the tests check accesses.
 */
@@ -110,6 +111,11 @@ template <class T> static __device__ __forceinline__ uint4 words_of_pack(Pack<T>
 // true if packs can be loaded and stored at all the addresses; NULL counts as aligned
 template <class... T> static inline bool aligned_to_pack(const T *...address) {
     return ((reinterpret_cast<uintptr_t>(address) | ...) % sizeof(Pack<float>)) == 0;
+}
+
+// of kernels that only take packs: the plan aligns all arrays of the model
+template <class... T> static inline void require_packs(const T *...address) {
+    if (!aligned_to_pack(address...)) { run_error("an array of gradients does not begin at a multiple of 16 bytes"); }
 }
 
 // The address is a multiple of 16 bytes. Streaming: for data used once, evicted from the cache first.

@@ -227,7 +227,7 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
     return 0;
 }
 
-// NCCL's buffers of the groups of -tp, beside the world's, which whole_bytes leaves room for: 0.5 to 1.6 GB in a group
+// Memory for NCCL's buffers of the groups of -tp, 0.5 to 1.6 GB each. whole_bytes leaves room for the world's.
 static inline size_t groups_reserve(const TrainArgs *a, const Backend *backend) {
     return is_gpu(backend) && a->tensor_parallel > 1 ? (size_t)(data_ranks(a) > 1 ? 2 : 1) << 30 : 0;
 }
