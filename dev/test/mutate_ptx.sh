@@ -36,7 +36,7 @@ mutants=(
     "launch_dependents before wait|$asm|s/griddepcontrol\.wait/griddepcontrol.launch_dependents/|layernorm_forward"
     "shared address: an array further|$asm|s/__cvta_generic_to_shared\(p\)\)/__cvta_generic_to_shared(p) + 512)/|attention_forward"
     "shift by the width|$common|s/word\[i \/ 2\] << 16/word[i \/ 2] << (32 + 0 * i)/|residual_forward"
-    "member of an argument's type|llmc/ops.h|s/^    bool decay;/    double decay;/|adamw_update"
+    "member of an argument's type|llmc/ops.h|s/^    bool decay;/    uint64_t decay;/|adamw_update"
     "argument's type|llmc/gelu.cuh|s/size_t n\)/int n)/|gelu_forward"
     "barrier of a sum deleted|$common|/results of all warps are complete/s/__syncthreads\(\)//|layernorm_forward"
     "order of evaluation|llmc/classifier.cuh|s/\(total - \*sum\) - term/total - (*sum + term)/|loss_sum"
