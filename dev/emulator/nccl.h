@@ -127,16 +127,17 @@ inline std::string text_of(const Call &call, const Group &g) {
 
 // the ranks that this process waits for
 inline std::string missing() {
-    std::string text = "process " + std::to_string(getpid()) + " waits for";
+    std::string text = "process " + std::to_string(getpid()) + " waits for", comma;
     for (const Group *g : state.groups) {
         for (int r = 0; r < g->size; r++) {
             const Place &p = g->place(r);
             if (g->running ? p.posted >= g->begun : p.meetings >= g->own().meetings) { continue; }
-            text += " " + g->name(r) +
+            text += comma + " " + g->name(r) +
                     (!p.process        ? ", which has not started"
                      : g->has_ended(r) ? ", which has ended"
                                        : "");
-            text += (g->running ? " in " + text_of(*g->running, *g) : "") + ";";
+            text += g->running ? " in " + text_of(*g->running, *g) : "";
+            comma = ";";
         }
     }
     return text;

@@ -5,7 +5,7 @@
 # sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
 # offload on 1, 3 and 4; with Muon late, and offload on 1. The waits of the GPU's streams and graphs meet
 # dev/test/test_offload.sh instead, and those of comm_nccl.cuh dev/test/test_nccl_emulated.sh. WORDS: only waits with
-# WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices a deletion.
+# WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices one.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 

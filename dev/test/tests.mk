@@ -207,8 +207,8 @@ BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++)
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
-MORE_PROGRAMS = build/emulated/train_gpt2_bf16 $(EMULATED_NCCL) build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
-	build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
+MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
+	$(EMULATED_NCCL) build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
 	$(PREDICTORS) $(BENCHES)
 
 # ---- targets
