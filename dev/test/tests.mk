@@ -208,8 +208,8 @@ CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_N
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = build/emulated/train_gpt2_bf16 build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
-	$(EMULATED_NCCL) build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
-	$(PREDICTORS) $(BENCHES)
+	build/sanitize/test_ops_emulated $(EMULATED_NCCL) $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) \
+	$(BITS) $(THREADED) $(PREDICTORS) $(BENCHES)
 
 # ---- targets
 
