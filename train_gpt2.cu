@@ -611,8 +611,7 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 }
 
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
-// of the whole update. With -z, a block's gradients are reduced over the data-parallel ranks while the next block's
-// backward runs.
+// of the whole update. With -z, gradients are reduced over the data-parallel ranks during the next block's backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
@@ -664,6 +663,7 @@ static bool try_micro_step(GPT2 *m, int micro) {
 }
 
 static void gpt2_micro_step(GPT2 *m, int micro) {
+    comm_watch(m->groups.world);
     if (!try_micro_step(m, micro)) { try_micro_step(m, micro); }
 }
 
@@ -693,6 +693,7 @@ static void gpt2_norm(GPT2 *m) {
 }
 
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
+    comm_watch(m->groups.world);  // again, if the host has waited for the norm
     // norm += 0 * loss: NaN if the loss is not finite, and a step whose norm is NaN is skipped
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
     floatX *matrices = scratch_acquire(&m->mlp_scratch, "Muon's matrices", muon_scratch_elements(&m->layout));
@@ -1124,8 +1125,7 @@ static void run_close(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. main
 
-// Steps until pauses_after or stop_reason. With a GPU the host is one step ahead: it enqueues step n + 1, then reads
-// the loss and norm of step n.
+// Steps until pauses_after or stop_reason. With a GPU the host enqueues step n + 1, then reads loss and norm of step n.
 static void advance(Run *run) {
     int ahead = update_waits(run->args) ? 0 : run->model.device->steps_ahead;
     do {

@@ -107,6 +107,7 @@ struct Settings {
     int module_mib = setting_from_environment("SIMT_MODULE_MIB", 1);
     // capacity for pinned host memory, in MiB
     int pinned_mib = setting_from_environment("SIMT_PINNED_MIB", INT_MAX);
+    int gpus = setting_from_environment("SIMT_GPUS", 1);  // of the machine
     // "name[:threads][:mode]": launches of this kernel, in blocks of that size, fail. cuBLASLt's products are
     // "cublasLtMatmul[:epilogue][:mode]". Modes:
     //   none     the first element of the first output is wrong; of a product the last column or last sum

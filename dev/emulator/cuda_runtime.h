@@ -22,6 +22,9 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              cudaEventSynchronize runs the work that the event waits for, and no other work. cudaEventQuery runs one
              piece of this work. Every other wait of the host runs all work. The default stream is the oldest stream,
              and does not synchronise with the others.
+  Processes  A piece of work may wait for other processes (nccl.h). While all pieces that the host waits for do, other
+             pending work runs.
+  GPUs       SIMT_GPUS is the number of GPUs, 1 by default. They differ only in name: each process uses one.
   Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
              the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
@@ -145,6 +148,8 @@ struct SimtGraphNode {
     std::function<void()> work;
     size_t stream = 0;  // SimtStream::number of the stream of the call
     SimtNumbers after = {};
+    std::function<bool()> ready = nullptr;  // false while the work waits for another process; NULL: true
+    std::function<void(SimtGraphNode &, uint64_t)> submitted = nullptr;  // called with the number of the piece, or NULL
 };
 // a captured graph: its nodes in the order of the calls
 struct SimtGraph {
@@ -198,6 +203,7 @@ struct Runtime {
     uint64_t nanoseconds = 0;                   // emulated clock
     std::map<uint64_t, SimtGraphNode> pending;  // work that has not run yet, by number
     uint64_t submitted = 0;                     // number of the latest piece of work
+    int gpu = 0;                                // cudaSetDevice
     cudaError_t last_error = cudaSuccess;
     cudaError_t context_error = cudaSuccess;  // set by work that crashed: from then on work, allocations and waits fail
     std::map<uintptr_t, Allocation> allocations;          // by address
@@ -277,22 +283,26 @@ inline void allow_device_access(bool allowed) {
 
 // ---- work that waits
 
+// Called while no pending work can run before another process acts. It sleeps, or stops the program.
+inline void (*wait_for_processes)() = nullptr;
+
 // True if the work that `piece` waits for has run. Forgets the numbers of work that has run.
 inline bool may_run(SimtGraphNode &piece) {
     SimtNumbers &after = piece.after;
     while (!after.empty() && !runtime().pending.contains(after.back())) { after.pop_back(); }
-    return after.empty();
+    return after.empty() && (!piece.ready || piece.ready());
 }
 
 // The piece of `needed` that runs next (settings().stream_order). Whatever a piece of `needed` waits for is in `needed`
-// or has run.
+// or has run. 0: they wait for other processes.
 inline uint64_t next_piece(const std::set<uint64_t> &needed) {
     Runtime &r = runtime();
     int order = settings().stream_order;
-    if (order == 0) { return *needed.begin(); }
+    if (order == 0) { return may_run(r.pending.at(*needed.begin())) ? *needed.begin() : 0; }
     SimtNumbers ready;
     std::copy_if(needed.begin(), needed.end(), std::back_inserter(ready),
                  [&](uint64_t number) { return may_run(r.pending.at(number)); });
+    if (ready.empty()) { return 0; }
     auto older = [&](uint64_t a, uint64_t b) { return r.pending.at(a).stream < r.pending.at(b).stream; };
     if (order == 1) { return *std::min_element(ready.begin(), ready.end(), older); }
     if (order == 2) { return *std::max_element(ready.begin(), ready.end(), older); }
@@ -300,25 +310,35 @@ inline uint64_t next_piece(const std::set<uint64_t> &needed) {
     return ready[rng_bits(static_cast<uint64_t>(order), 0, already_run) % ready.size()];
 }
 
-// Runs `count` pieces of `needed`, or all.
-inline void run_pieces(std::set<uint64_t> needed, size_t count = SIZE_MAX) {
+inline std::set<uint64_t> all_pending() {
+    std::set<uint64_t> all;
+    for (const auto &[number, piece] : runtime().pending) { all.insert(all.end(), number); }
+    return all;
+}
+
+// Runs pieces until `count` have run or none of `needed` is left; of other work too where `needed` waits for other
+// processes. blocks: waits for these, else returns.
+inline void run_pieces(std::set<uint64_t> needed, size_t count = SIZE_MAX, bool blocks = true) {
     if (needed.empty()) { return; }
     allow_device_access(true);
-    for (; count > 0 && !needed.empty(); count--) {
+    for (bool goes_on = true; goes_on && count > 0 && !needed.empty();) {
         uint64_t number = next_piece(needed);
+        if (number == 0) { number = next_piece(all_pending()); }
+        if (number == 0) {
+            wait_for_processes();
+            goes_on = blocks;
+            continue;
+        }
         needed.erase(number);
         auto piece = runtime().pending.extract(number);
         piece.mapped().work();
+        count--;
     }
     allow_device_access(false);
 }
 
 // Runs the pending work of all streams.
-inline void run_pending() {
-    std::set<uint64_t> all;
-    for (const auto &[number, piece] : runtime().pending) { all.insert(all.end(), number); }
-    run_pieces(std::move(all));
-}
+inline void run_pending() { run_pieces(all_pending()); }
 
 // Pending work that the event waits for, directly or not. In the order of the calls: all work before the event.
 inline std::set<uint64_t> pending_before(const SimtEvent &event) {
@@ -442,6 +462,7 @@ inline void add_work(const SimtStream &stream, SimtGraphNode node) {
     r.submitted++;
     r.nanoseconds += node.nanoseconds;
     if (r.dry_run) { return; }
+    if (node.submitted) { node.submitted(node, r.submitted); }
     r.pending.emplace(r.submitted, std::move(node));
     if (!settings().late_streams && !settings().stream_order) { run_pending(); }
 }
@@ -656,23 +677,29 @@ inline cudaError_t cudaGetLastError() {
 
 // ---- the device: a small one, with the compute capability of settings()
 
+namespace simt {
+inline bool has_gpu(int device) { return device >= 0 && device < settings().gpus; }
+}  // namespace simt
 inline cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = simt::settings().gpus;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = simt::runtime().gpu;
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int device) {
-    return device == 0 ? cudaSuccess : simt::failed(cudaErrorInvalidDevice);
+    if (!simt::has_gpu(device)) { return simt::failed(cudaErrorInvalidDevice); }
+    simt::runtime().gpu = device;
+    return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    if (device != 0) { return simt::failed(cudaErrorInvalidDevice); }
+    if (!simt::has_gpu(device)) { return simt::failed(cudaErrorInvalidDevice); }
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "emulator");
     const char *uuid = simt::settings().uuid ? simt::settings().uuid : "emulator";
     std::memcpy(properties->uuid.bytes, uuid, std::min(std::strlen(uuid), sizeof properties->uuid.bytes));
+    properties->uuid.bytes[15] = static_cast<char>(properties->uuid.bytes[15] + device);
     properties->totalGlobalMem = simt::runtime().device_bytes;
     properties->major = simt::settings().capability / 10;
     properties->minor = simt::settings().capability % 10;
@@ -699,9 +726,9 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetPCIBusId(char *id, int room, int device) {
-    if (device != 0) { return simt::failed(cudaErrorInvalidDevice); }
-    return snprintf(id, static_cast<size_t>(room), "0000:51:0d.0") < room ? cudaSuccess
-                                                                          : simt::failed(cudaErrorInvalidValue);
+    if (!simt::has_gpu(device)) { return simt::failed(cudaErrorInvalidDevice); }
+    int length = snprintf(id, static_cast<size_t>(room), "0000:%02x:0d.0", static_cast<unsigned>(0x51 + device));
+    return length < room ? cudaSuccess : simt::failed(cudaErrorInvalidValue);
 }
 inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     *total_bytes = simt::runtime().device_bytes;
@@ -781,6 +808,15 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     simt::runtime().streams.push_back(*stream);
     return cudaSuccess;
 }
+// priorities change nothing here
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
 inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     auto &all = simt::runtime().streams;
@@ -815,13 +851,13 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     event->nanoseconds = simt::runtime().nanoseconds;
     return simt::check_context();
 }
-// Late streams: each query runs one more piece of the work that the event waits for. As on a GPU, cudaErrorNotReady
-// stays the last error.
+// Late streams: each query runs one more piece of the work that the event waits for, or of other work if that waits for
+// other processes. As on a GPU, cudaErrorNotReady stays the last error.
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
     std::set<uint64_t> needed = simt::pending_before(*event);
     if (needed.empty()) { return cudaSuccess; }
-    simt::run_pieces(std::move(needed), 1);
+    simt::run_pieces(std::move(needed), 1, false);
     return simt::failed(cudaErrorNotReady);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {

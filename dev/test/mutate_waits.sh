@@ -4,8 +4,8 @@
 # orthogonalise.h and update.h in llmc/parallel, llmc/memory/activation_offload.h and train_gpt2.cu in a copy of the
 # sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
 # offload on 1, 3 and 4; with Muon late, and offload on 1. The waits of the GPU's streams and graphs meet
-# dev/test/test_offload.sh instead. WORDS: only waits with WORDS in "file:line statement". Prints each wait with the
-# failure of its deletion. Fails if no test notices a deletion.
+# dev/test/test_offload.sh instead, and those of comm_nccl.cuh dev/test/test_nccl_emulated.sh. WORDS: only waits with
+# WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices one.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -15,7 +15,7 @@ trap 'rm -rf "$scratch"' EXIT
 read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
 
 # "file|extended regular expression|replacement|test", for each line that matches, one line at a time. test: `emulated`
-# for test_offload.sh on an emulated GPU, else empty
+# for test_offload.sh on an emulated GPU, `nccl` for test_nccl_emulated.sh, else empty
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
@@ -42,6 +42,16 @@ waits=(
     'train_gpt2.cu|^ +offload_acquire\(|    no_wait('
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.stream, copied)|if (false) CUDA_CHECK\1|emulated'
+    'llmc/parallel/comm_nccl.cuh|CUDA_CHECK.cudaEventRecord|if (false) CUDA_CHECK(cudaEventRecord|nccl'
+    'llmc/parallel/comm_nccl.cuh|CUDA_CHECK.cudaStreamWaitEvent|if (false) CUDA_CHECK(cudaStreamWaitEvent|nccl'
+    'llmc/parallel/comm_nccl.cuh|^    stream_wait_copy\(|    no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|^    nccl_event_wait\(|    no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|watch_enter\(|no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|watch_leave\(|no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|watch_stay\(|no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|^    cudaGetLastError\(|    no_wait(|nccl'
+    'llmc/parallel/comm_nccl.cuh|\{ setenv\(|{ no_wait(|nccl'
+    'train_gpt2.cu|^    comm_watch\(m->groups.world\);$|    no_wait();|nccl'
 )
 
 build() {
@@ -55,6 +65,12 @@ first_failure_emulated() {
     dev/test/test_offload.sh >log 2>&1 ||
         grep -A 1 '^not ok' log | head -n 2 | tail -n 1
 }
+
+build_nccl() {
+    sed -i '1i #define no_wait(...) ((void)0)' llmc/parallel/nccl_host.h
+    make build/emulated/train_gpt2_bf16 build/emulated/train_gpt2_nccl_bf16 build/emulated/test_nccl >/dev/null
+}
+first_failure_nccl() { timeout 600 dev/test/test_nccl_emulated.sh 2>&1 | grep -m 1 -A 2 '^not ok' | paste -s -d ' '; }
 
 # first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {

@@ -251,6 +251,13 @@ TEST(test_watch) {
     watch_leave(watch);
     assert_true(most > 0.1);
     most = 0;
+    watch_stay(watch, true);
+    watch_enter(watch);
+    watch_leave(watch);
+    wait_for_check(&most, 0.1);  // between calls
+    watch_stay(watch, false);
+    assert_true(most > 0.1);
+    most = 0;
     usleep(150000);
     assert_true(most == 0);
     watch_close(watch);

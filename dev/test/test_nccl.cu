@@ -2,6 +2,8 @@
 The communicator between GPUs (comm_nccl.cuh), tested on one GPU or several.
     test_nccl               NCCL in a group of one: collectives, comm_wait, CUDA graphs, split groups
     mpirun test_nccl ranks  through NCCL if each rank has a GPU, else through MPI and host memory
+    mpirun test_nccl ranks pause    the ranks pause for two seconds, longer than SIMT_COMM_SECONDS
+    test_nccl ranks FAULT SIZE RANK   without MPI; the last rank swaps two calls (swaps), or ends early (leaves)
     test_nccl backends      the backends of this build
 Without a GPU the tests are skipped.
 */
@@ -11,17 +13,21 @@ Without a GPU the tests are skipped.
 #include <limits.h>
 
 // every collective on integers, which all types sum exactly
-static int check_ranks(void) {
+static int check_ranks(int argc, char **argv) {
     enum { N = 1000 };
     Exec exec = {};
     float in[4 * N], out[4 * N];
-    Comm *host = comm_open(), *world = comm_open_for(&cuda_device, host);
+    Comm *host = comm_open();
+    Comm *world = argc > 4 ? comm_open_by_file(&cuda_device, atoi(argv[3]), atoi(argv[4]), 4, "shared")
+                           : comm_open_for(&cuda_device, host);
+    const char *fault = argc > 4 && world->rank == world->size - 1 ? argv[2] : "";
     int size = world->size, rank = world->rank;
     if (size > 4) { run_error("started with %d ranks; at most 4", size); }
     cuda_exec_open(&exec, NULL, 0);
     float *x = static_cast<float *>(cuda_allocate(sizeof in)), *y = static_cast<float *>(cuda_allocate(sizeof out));
     for (int i = 0; i < size * N; i++) { in[i] = static_cast<float>((rank + 1) * i); }
     cuda_upload(x, in, sizeof in);
+    if (strcmp(fault, "swaps") == 0) { comm_all_reduce(x, 1, DT_F32, world, &exec); }
     comm_reduce_scatter(y + rank * N, x, N, DT_F32, world, &exec);
     CommWork last = comm_all_gather(y, y + rank * N, N, DT_F32, world, &exec);
     comm_wait(last, world, &exec);
@@ -35,10 +41,13 @@ static int check_ranks(void) {
         float expected = static_cast<float>(size * i * (size * (size + 1) / 2));
         if (out[i] != expected) { run_error("sum %d is %g, expected %g", i, out[i], expected); }
     }
+    comm_watch(world);
     if (comm_max(rank, world) != size - 1) { run_error("comm_max did not give the last rank"); }
     if (rank == 0) { printf("%d ranks agree, through %s\n[  PASSED  ] 1 test(s).\n", size, world->backend->name); }
+    if (argc == 3) { sleep(2); }
     cuda_release(x);
     cuda_release(y);
+    if (strcmp(fault, "leaves") == 0) { _exit(0); }
     if (world != host) { comm_close(world); }
     cuda_exec_close(&exec);
     comm_close(host);
@@ -110,6 +119,32 @@ TEST(test_names_the_memory) {
     assert_stops(1, "; if memory ran out, give a smaller -b, or --fit; NCCL_DEBUG=WARN says more", fail_in_nccl, NULL);
 }
 
+#ifdef SIMT  // there COMM_TIMEOUT is SIMT_COMM_SECONDS
+static void block_in_a_launch(void *unused) {
+    (void)unused;
+    Bench b;
+    comm_watch(b.world);
+    sleep(60);
+}
+
+static void pause_between_calls(void *unused) {
+    (void)unused;
+    Bench b;
+    sleep(2);
+    comm_watch(b.world);
+    b.wait(&b.exec);
+    sleep(2);
+    run_error("no rank was missed");
+}
+
+TEST(test_watches_launches) {
+    setenv("SIMT_COMM_SECONDS", "1", 1);
+    assert_stops(1, "a rank has not answered for 1 s (of 1 ranks, in NCCL)", block_in_a_launch, NULL);
+    assert_stops(1, "no rank was missed", pause_between_calls, NULL);
+    unsetenv("SIMT_COMM_SECONDS");
+}
+#endif
+
 // ---- in this process
 
 TEST(test_calls) {
@@ -142,16 +177,25 @@ TEST(test_max) {
     comm_barrier(b.world);
 }
 
-__global__ static void hold(const volatile int *released) {
+#ifdef SIMT  // no kernel runs while the host does: a piece of work that waits
+static void hold(cudaStream_t stream, const int *released) {
+    SimtGraphNode node = {cudaGraphNodeTypeKernel, "hold", 1, [] {}};
+    node.ready = [released] { return __atomic_load_n(released, __ATOMIC_ACQUIRE) != 0; };
+    simt::submit(stream, node);
+}
+#else
+__global__ static void hold_kernel(const volatile int *released) {
     wait_for_previous_kernel();
     while (!*released) {}
 }
+static void hold(cudaStream_t stream, const int *released) { LAUNCH(hold_kernel, 1, 1, 0, stream, released); }
+#endif
 
 // Runs `between` while a kernel blocks the stream of b->exec, and returns its result.
 static bool held(Bench *b, bool (*between)(Bench *b)) {
     int *released = static_cast<int *>(cuda_allocate_host(sizeof *released));
     *released = 0;
-    hold<<<1, 1, 0, stream_of(&b->exec)>>>(released);
+    hold(stream_of(&b->exec), released);
     bool result = between(b);
     __atomic_store_n(released, 1, __ATOMIC_RELEASE);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -184,6 +228,7 @@ TEST(test_waits_for_compute) {
     assert_true(held(&b, gather_delayed_input));
     b.assert_holds(b.in, &b.exec);
     b.assert_holds(b.out, &b.exec);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);  // though the waits have seen cudaErrorNotReady
 }
 
 // A collective reads the end of a large upload in a copy stream, which takes longer than the collective.
@@ -272,7 +317,7 @@ int main(int argc, char **argv) {
         comm_backends(backends, sizeof backends);
         return puts(backends) == EOF;
     }
-    if (strcmp(mode, "ranks") == 0) { return check_ranks(); }
+    if (strcmp(mode, "ranks") == 0) { return check_ranks(argc, argv); }
     int status = 0;
     pid_t child = fork();  // a process that has asked for GPUs cannot use them in its children
     if (child == 0) { _exit(cuda_device_count(&why) == 0); }

@@ -14,15 +14,19 @@
 
 # CUDA's headers are those of the emulator
 EMULATED_GPU := -DHAVE_CUDA -Idev/emulator
+# dev/test/test_nccl_emulated.sh runs these, and sets the timeout of a rank that does not answer
+EMULATED_NCCL := $(addprefix build/emulated/,train_gpt2_nccl_bf16 test_nccl)
 
 build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/%: libraries = -lcmocka
 build/%_bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/aarch64/test_gradients: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
-	build/check/nccl build/cuda/test_nccl_bf16: comm = yes
+	build/check/nccl build/cuda/test_nccl_bf16 $(EMULATED_NCCL): comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
+$(EMULATED_NCCL): options = -DHAVE_NCCL \
+	'-DCOMM_TIMEOUT=(getenv("SIMT_COMM_SECONDS") ? atof(getenv("SIMT_COMM_SECONDS")) : 600.0)'
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCRATCH -Wno-unused-function
@@ -76,7 +80,7 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 # ---- programs
 
 build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 \
-		build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 \
+		build/emulated/train_gpt2_nccl_bf16 build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 \
 		build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
 		train_gpt2.cu build/flags
 	$(compile)
@@ -163,7 +167,7 @@ NVCC_SCRIPTS := $(addprefix dev/test/,test_ptx.sh test_fmad.sh test_nvcc.sh test
 # of compilers
 MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
 	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
-	test_predict.sh test_scale.sh test_plot.sh test_setup.sh)
+	test_predict.sh test_scale.sh test_plot.sh test_setup.sh test_nccl_emulated.sh)
 # scripts whose cases are in `make test` and, with this argument, the others in `make test-all`
 MORE_CASES := 'dev/test/test_processes_model.sh more' 'dev/test/test_llmc.sh more'
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes_model.sh test_processes_errors.sh test_processes.sh \
@@ -207,8 +211,8 @@ CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_N
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = $(ON_PTX) build/emulated/test_ptx build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \
-	build/sanitize/test_ops_emulated $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) $(BITS) $(THREADED) \
-	$(PREDICTORS) $(BENCHES)
+	build/sanitize/test_ops_emulated $(EMULATED_NCCL) $(MORE_EMULATED) $(MODELS) $(MORE_SANITIZED) $(MORE_TESTS) \
+	$(BITS) $(THREADED) $(PREDICTORS) $(BENCHES)
 
 # ---- targets
 

@@ -5,8 +5,9 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
 defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_no_answer, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
-         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock, awake_seconds
+         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_watch,
+         comm_max, comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock,
+         awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that
@@ -71,6 +72,7 @@ typedef struct {
     void (*after_copy)(CopyWork copy, Comm *comm, Exec *ex);  // NULL: collectives run after all copies anyway
     void (*wait)(CommWork work, Comm *comm, Exec *ex);
     void (*event_synchronize)(int event, Comm *comm, Exec *ex);
+    void (*watch)(Comm *comm);  // NULL: launches do not wait for other ranks
     long long (*max)(long long value, Comm *comm);
     Comm *(*split)(Comm *comm, int colour, int key);
     void (*close)(Comm *comm);
@@ -168,7 +170,13 @@ static inline void comm_event_synchronize(int event, Comm *comm, Exec *ex) {
     comm->backend->event_synchronize(event, comm, ex);
 }
 
-// Maximum of a value over the ranks, between hosts: it does not wait for collectives on a device.
+// Until the next comm_event_synchronize or comm_max, a launch that blocks longer than COMM_TIMEOUT stops the program: a
+// GPU's queue is finite, and stays full if a rank has ended. comm: the world. The host only enqueues work until then.
+static inline void comm_watch(Comm *comm) {
+    if (comm->backend->watch) { comm->backend->watch(comm); }
+}
+
+// Maximum of a value over the ranks, between hosts. Through MPI it does not wait for collectives on a device.
 static inline long long comm_max(long long value, Comm *comm) {
     comm->calls++;
     return comm->backend->max(value, comm);

@@ -14,10 +14,10 @@ The groups share no buffers. With ncclConfig_t.splitShare = 1, which counts in t
 ncclCommSplit's, NCCL starts a collective of one group only when the last one of any group is complete: a layer's tp
 all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
-own calls may also block on other ranks, so a watchdog thread watches each of them (nccl_host.h). NCCL's non-blocking
-mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) one rank
-reports the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
---kill-on-bad-exit).
+own calls may also block on other ranks, and so do launches while the GPU's queue is full. A watchdog thread checks
+there (nccl_host.h): in each NCCL call, and from comm_watch on. NCCL's non-blocking mode (ncclConfig_t.blocking = 0) is
+no alternative: every collective then starts a thread. With MPI (`host`) one rank reports the error. Without MPI each
+rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
 comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
 for the update, because NCCL also keeps the launch order between communicators.
 */
@@ -31,9 +31,9 @@ for the update, because NCCL also keeps the launch order between communicators.
 enum { NCCL_EVENTS = 256, NCCL_CHILDREN = 4 };
 
 struct NcclGroup {
-    ncclComm_t nccl;
-    Comm *host;    // the same ranks through MPI; NULL without MPI
-    Watch *watch;  // the world's watchdog
+    ncclComm_t nccl;  // NULL until all ranks have connected
+    Comm *host;       // the same ranks through MPI; NULL without MPI
+    Watch *watch;     // the world's watchdog
     bool is_world;
     const char *id_file;                        // touched until the ranks have connected; NULL: none (nccl_host.h)
     struct NcclGroup *parent;                   // this group was split from it; it checks this group's errors too
@@ -113,32 +113,31 @@ static inline void nccl_wait(CommWork work, Comm *comm, Exec *ex) {
 
 // ---- waiting on the host
 
-// Stops the program if `waited` exceeds the timeout. Called while this rank waits.
+// Stops the program if `waited` exceeds the timeout, or at an asynchronous error of the group or its children. Called
+// while this rank waits, by the watchdog too.
 static inline void nccl_check_ranks(void *group, double waited) {
     const Comm *comm = static_cast<const Comm *>(group);
+    for (int i = -1; i < NCCL_CHILDREN; i++) {
+        const struct NcclGroup *g = i < 0 ? comm->nccl : comm->nccl->children[i];
+        ncclResult_t state = ncclSuccess;
+        if (g && g->nccl) { NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state)); }
+        if (state != ncclInProgress) { nccl_check(state, "a collective"); }
+    }
     if (comm->nccl->id_file) { id_file_touch(comm->nccl->id_file); }
     if (waited > COMM_TIMEOUT) { comm_no_answer(comm, "NCCL"); }
 }
 
-// nccl_check_ranks and the asynchronous errors of the group and of its children
-static inline void nccl_check_progress(Comm *comm, double waited) {
-    for (int i = -1; i < NCCL_CHILDREN; i++) {
-        const struct NcclGroup *g = i < 0 ? comm->nccl : comm->nccl->children[i];
-        ncclResult_t state = ncclSuccess;
-        if (g) { NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state)); }
-        if (state != ncclInProgress) { nccl_check(state, "a collective"); }
-    }
-    nccl_check_ranks(comm, waited);
-}
+static inline void nccl_watch(Comm *comm) { watch_stay(comm->nccl->watch, true); }
 
 static inline void nccl_event_wait(cudaEvent_t event, Comm *comm) {
     AwakeClock clock = {0, 0};
     double checked = 0;
     cudaError_t state;
+    watch_stay(comm->nccl->watch, false);
     while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
         double waited = awake_seconds(&clock);
         if (waited - checked > 1e-2) {
-            nccl_check_progress(comm, waited);
+            nccl_check_ranks(comm, waited);
             checked = waited;
         }
         if (waited > 1e-3) { usleep(20); }
@@ -153,6 +152,7 @@ static inline void nccl_event_synchronize(int event, Comm *comm, Exec *ex) {
 
 static inline long long nccl_max(long long value, Comm *comm) {
     struct NcclGroup *g = comm->nccl;
+    watch_stay(g->watch, false);
     if (g->host) { return comm_max(value, g->host); }
     const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
@@ -179,6 +179,7 @@ static const CommBackend comm_nccl_backend = {
     .after_copy = nccl_after_copy,
     .wait = nccl_wait,
     .event_synchronize = nccl_event_synchronize,
+    .watch = nccl_watch,
     .max = nccl_max,
     .split = nccl_split,
     .close = nccl_close,
@@ -205,13 +206,13 @@ static inline Comm *nccl_group(Comm *host, Watch *watch) {
     return comm;
 }
 
-// waits for the group's collectives and frees NCCL's and CUDA's objects
+// Waits for the group's collectives, in ncclCommFinalize, and frees NCCL's and CUDA's objects
 static inline void nccl_free(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
-    CUDA_CHECK(cudaEventRecord(g->enqueued, g->stream));
-    nccl_event_wait(g->enqueued, comm);
     NCCL_WATCHED(ncclCommFinalize(g->nccl), comm);
-    NCCL_WATCHED(ncclCommDestroy(g->nccl), comm);
+    ncclComm_t finalized = g->nccl;
+    g->nccl = NULL;  // from here on the watchdog must not ask it for errors
+    NCCL_WATCHED(ncclCommDestroy(finalized), comm);
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(g->done[i])); }
     CUDA_CHECK(cudaEventDestroy(g->enqueued));
     CUDA_CHECK(cudaStreamDestroy(g->stream));
@@ -295,7 +296,9 @@ static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int loca
     comm->local_rank = local_rank;
     if (!host) { *stop_hook() = {nccl_stop, comm}; }
     watch_open(watch, nccl_check_ranks, comm);
-    NCCL_WATCHED(ncclCommInitRank(&comm->nccl->nccl, size, id, rank), comm);
+    ncclComm_t connected = NULL;
+    NCCL_WATCHED(ncclCommInitRank(&connected, size, id, rank), comm);
+    comm->nccl->nccl = connected;
     if (id_file) { unlink(id_file); }
     comm->nccl->id_file = NULL;
     return comm;

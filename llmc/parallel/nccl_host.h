@@ -1,7 +1,7 @@
 /*
 The host's side of comm_nccl.cuh, without CUDA: the file that carries NCCL's unique id, and the watchdog.
 defines: id_file_path, id_file_write, id_file_touch, id_file_wait, Watch, watch_open, watch_close, watch_enter,
-         watch_leave
+         watch_leave, watch_stay
 
 Id file    For ranks that were started without MPI (-pi fs): a file in a folder that all ranks see. Rank 0 writes the id
            under another name and renames it, touches the file until all ranks have connected, and removes it. The other
@@ -12,7 +12,7 @@ Watchdog   A thread that runs a check while the main thread is inside a library 
            returns because another rank has ended. From watch_enter to watch_leave it calls `check` every WATCH_SECONDS,
            with the seconds since watch_enter. `check` returns, or stops the program. watch_leave waits for a running
            `check`, so `check` never overlaps the main thread's own code, and may use libraries for one thread at a
-           time, such as MPI with MPI_THREAD_SERIALIZED.
+           time, such as MPI with MPI_THREAD_SERIALIZED. watch_stay extends it to code between the calls.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -86,7 +86,8 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;  // guards the fields below
     AwakeClock clock;
-    double since;  // start of the call; negative between calls
+    double since;  // start of the call; negative: nothing is watched
+    bool stays;    // watch_stay
     bool over;
 } Watch;
 
@@ -113,17 +114,16 @@ static inline void watch_open(Watch *w, void (*check)(void *ctx, double waited),
     if (error != 0) { run_error("could not start the communicator's watchdog thread: %s", strerror(error)); }
 }
 
-static inline void watch_enter(Watch *w) {
+static inline void watch_set(Watch *w, bool watches) {
     pthread_mutex_lock(&w->lock);
-    w->since = awake_seconds(&w->clock);
+    w->since = watches ? awake_seconds(&w->clock) : -1;
     pthread_mutex_unlock(&w->lock);
 }
+static inline void watch_enter(Watch *w) { watch_set(w, true); }
+static inline void watch_leave(Watch *w) { watch_set(w, w->stays); }
 
-static inline void watch_leave(Watch *w) {
-    pthread_mutex_lock(&w->lock);
-    w->since = -1;
-    pthread_mutex_unlock(&w->lock);
-}
+// From now on the code between calls is watched too, or no longer. Each call restarts the seconds.
+static inline void watch_stay(Watch *w, bool stays) { watch_set(w, w->stays = stays); }
 
 static inline void watch_close(Watch *w) {
     pthread_mutex_lock(&w->lock);
