@@ -147,7 +147,10 @@ void run_lanes(Result (*)(Args...), Warp &w, const Instruction &i, uint32_t lane
     [&]<size_t... N>(std::index_sequence<N...>) {
         uint64_t *to = w.lanes(i, 0);
         const uint64_t *from[] = {w.lanes(i, N + 1)...};
-        for_lanes(lanes, [&](int lane) { to[lane] = bits_of(F(value_of<Args>(from[N][lane])...)); });
+        for (int lane = 0; lane < LANES; lane++) {  // without a branch, so that the compiler makes vectors of it
+            uint64_t result = bits_of(F(value_of<Args>(from[N][lane])...));
+            to[lane] = lanes >> lane & 1 ? result : to[lane];
+        }
     }
     (std::index_sequence_for<Args...>());
 }
@@ -218,7 +221,7 @@ template <class T> void add_integer_operations(Table &t) {
         t["cvt" + type + "." + type_name<From>()] = each<[](From a) { return (static_cast<T>(a)); }>;
     };
     auto add_conversions = [&](auto... from) { (add_conversion(from), ...); };
-    add_conversions(uint8_t{}, int8_t{}, uint16_t{}, int16_t{}, 0u, 0, uint64_t{}, int64_t{});
+    add_conversions(uint16_t{}, int16_t{}, uint32_t{}, int32_t{}, uint64_t{}, int64_t{});
 }
 
 // a comparison with NaN is false, one whose name ends in u true
