@@ -663,7 +663,6 @@ static bool try_micro_step(GPT2 *m, int micro) {
 }
 
 static void gpt2_micro_step(GPT2 *m, int micro) {
-    comm_watch(m->groups.world);
     if (!try_micro_step(m, micro)) { try_micro_step(m, micro); }
 }
 
@@ -693,7 +692,7 @@ static void gpt2_norm(GPT2 *m) {
 }
 
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
-    comm_watch(m->groups.world);  // again, if the host has waited for the norm
+    comm_watch(m->groups.world);  // reading the norm ended the watch
     // norm += 0 * loss: NaN if the loss is not finite, and a step whose norm is NaN is skipped
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
     floatX *matrices = scratch_acquire(&m->mlp_scratch, "Muon's matrices", muon_scratch_elements(&m->layout));
@@ -945,6 +944,7 @@ static void read_results(Run *run, long long n) {
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
+    comm_watch(m->groups.world);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         if (micro > 0 && may_stop && *stop_reason(run)) { return false; }

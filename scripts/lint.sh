@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the width of every line, the `defines:` lists and the includes of headers, asm statements, the C sources with
-# clang-tidy and cppcheck, and the scripts with shellcheck. Any finding fails the script. .clang-tidy selects the checks.
-# Headers are read through the programs that include them.
+# clang-tidy and cppcheck, and the scripts with shellcheck. Any finding fails the script. .clang-tidy selects the
+# checks. Headers are read through the programs that include them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 

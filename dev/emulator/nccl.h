@@ -20,8 +20,9 @@ defines: the functions of NCCL that comm_nccl.cuh calls, with their types and co
                process without progress for SIMT_NCCL_SECONDS (120) names the ranks that it waits for, and aborts. So
                do ranks whose calls differ, and ncclCommFinalize while a CUDA graph holds collectives of the group.
   MPI          While the host waits in MPI_Test, its GPU works on.
-SIMT_NCCL_VERSION is 22809. Not emulated: threads, buffers and connections, groups of calls, communicators that do
-not block, and collectives that compete with kernels for SMs.
+SIMT_NCCL_VERSION is 22809. ncclCommFinalize waits for all work of the GPU and for all ranks. Not emulated: threads,
+buffers and connections, groups of calls, communicators that do not block, and collectives that compete with kernels
+for SMs.
 */
 #pragma once
 #include <cuda_runtime.h>
@@ -50,7 +51,7 @@ namespace simt::nccl {
 
 enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
 
-struct Call {  // what must be alike on all ranks
+struct Call {  // must match on all ranks
     Kind kind;
     int type, operation, root;
     size_t count;
@@ -101,7 +102,7 @@ struct Group {
     }
 };
 
-// of this process
+// this process's state
 inline struct State {
     std::vector<Group *> groups;
     uint64_t last_begin = 0;        // number of the latest collective's first piece
@@ -251,6 +252,10 @@ inline ncclResult_t enqueue(Group *g, Call call, const void *in, void *out, cuda
     static const bool alone = setting_from_environment("SIMT_NCCL_ALONE", 0) != 0;
     static const size_t mib = static_cast<size_t>(setting_from_environment("SIMT_NCCL_MIB", 16));
     if (call.count == 0) { return ncclSuccess; }
+    bool moves = call.kind == ALL_GATHER || call.kind == BROADCAST;
+    if (!moves && (call.type == ncclUint8 || (call.type == ncclInt64) != (call.operation == ncclMax))) {
+        refuse(text_of(call, *g) + ": only sums of floats and maxima of integers are emulated");
+    }
     auto k = std::make_shared<Collective>(Collective{g, call, static_cast<const char *>(in), static_cast<char *>(out),
                                                      stream->capture ? g->graphs : nullptr});
     size_t in_bytes = k->bytes(k->chunks_in()), out_bytes = k->bytes(k->chunks_out());

@@ -8,9 +8,10 @@ Instructions are those of the PTX ISA 9.0 that nvcc makes of this project; any o
   Warps      Of the lanes that have not returned, those at the lowest instruction run first, together. A warp runs until
              all its lanes wait at a barrier; then the next one starts.
   cp.async   lands when the thread waits for it. Until then its bytes of shared memory count as unwritten.
-Refused, with the kernel, the block, the lane and the instruction: a misaligned access, at the width that nvcc gave it; an
-address outside of every array; a read of shared memory that nothing wrote; a divergent .aligned or .sync instruction; a
-barrier that not all warps reach; copies in flight at the end; arguments of other sizes than the PTX declares.
+Refused, with the kernel, the block, the thread and the instruction: a misaligned access, at the width that nvcc gave
+it; an address outside of every array; a read of shared memory that nothing wrote; a divergent .aligned or .sync
+instruction; a barrier that not all warps reach; copies in flight at the end; arguments of other sizes than the PTX
+declares.
 Not seen: races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU lets run
 apart longer, order of memory between blocks, and everything that ptxas does.
 */

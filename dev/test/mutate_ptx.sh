@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Does the PTX run notice a mistake that only nvcc sees?   dev/test/mutate_ptx.sh [WORDS]
 # Changes asm statements, and C expressions that g++ compiles differently, in a copy of the sources, one at a time, and
-# compiles PTX of bf16 for sm_90. The programs are those of the unchanged sources: build/emulated/test_ops_bf16 runs rows
-# of cases.h on the changed PTX. WORDS: only mutants with WORDS in their name. Prints each mutant with the first failure.
-# Fails if no row notices one and `kept` gives no reason. Two at a time: 5 minutes on two free cores.
+# compiles PTX of bf16 for sm_90. The programs are those of the unchanged sources: build/emulated/test_ops_bf16 runs
+# rows of cases.h on the changed PTX. WORDS: only mutants with WORDS in their name. Prints each mutant with the first
+# failure. Fails if no row notices one and `kept` gives no reason. Two at a time: 5 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -15,26 +15,26 @@ ulimit -c 0
 make build/emulated/test_ops_bf16 >/dev/null || exit
 
 # "name|file|change by sed -E|rows of cases.h"
-asm=llmc/common/ptx.cuh common=llmc/common/cuda_common.cuh
+asm=llmc/common/ptx.cuh common=llmc/common/cuda_common.cuh attention=attention_forward
 mutants=(
-    "mma: halves of B swapped|$asm|s/\"r\"\(b0\), \"r\"\(b1\)/\"r\"(b1), \"r\"(b0)/|attention_forward"
-    "mma: quarters 1 and 2 of A swapped|$asm|s/\"r\"\(a\[1\]\), \"r\"\(a\[2\]\)/\"r\"(a[2]), \"r\"(a[1])/|attention_forward"
-    "mma: rows of D swapped|$asm|s/\"\+f\"\(d\[1\]\), \"\+f\"\(d\[2\]\)/\"+f\"(d[2]), \"+f\"(d[1])/|attention_forward"
-    "mma: C is not added|$asm|s/^( +\")\{%0,%1,%2,%3\};/\1{%4,%4,%4,%4};/|attention_forward"
-    "ldmatrix without .trans|$asm|s/x4\.trans\.shared/x4.shared/|attention_forward"
-    "ldmatrix with .trans|$asm|s/x4\.shared/x4.trans.shared/|attention_forward"
-    "ldmatrix: matrices 1 and 2 swapped|$asm|s/\"=r\"\(r\[1\]\), \"=r\"\(r\[2\]\)/\"=r\"(r[2]), \"=r\"(r[1])/|attention_forward"
+    "mma: halves of B swapped|$asm|s/\"r\"\(b0\), \"r\"\(b1\)/\"r\"(b1), \"r\"(b0)/|$attention"
+    "mma: quarters 1 and 2 of A swapped|$asm|s/\"r\"\(a\[1\]\), \"r\"\(a\[2\]\)/\"r\"(a[2]), \"r\"(a[1])/|$attention"
+    "mma: rows of D swapped|$asm|s/\"\+f\"\(d\[1\]\), \"\+f\"\(d\[2\]\)/\"+f\"(d[2]), \"+f\"(d[1])/|$attention"
+    "mma: C is not added|$asm|s/^( +\")\{%0,%1,%2,%3\};/\1{%4,%4,%4,%4};/|$attention"
+    "ldmatrix without .trans|$asm|s/x4\.trans\.shared/x4.shared/|$attention"
+    "ldmatrix with .trans|$asm|s/x4\.shared/x4.trans.shared/|$attention"
+    "ldmatrix: registers swapped|$asm|s/\"=r\"\(r\[1\]\), \"=r\"\(r\[2\]\)/\"=r\"(r[2]), \"=r\"(r[1])/|$attention"
     "cvt: halves swapped|$common|s/\"f\"\(high\), \"f\"\(low\)/\"f\"(low), \"f\"(high)/|gelu_forward"
     "cvt: high half twice|$common|s/\"f\"\(high\), \"f\"\(low\)/\"f\"(high), \"f\"(high)/|gelu_forward"
-    "cp.async: reads beyond the array|$asm|s/valid \? 16 : 0/16/|attention_forward"
-    "cp.async: always zeros|$asm|s/valid \? 16 : 0/0/|attention_forward"
-    "cp.async: one group too few|$asm|s/\"n\"\(PENDING\)/\"n\"(PENDING + 1)/|attention_forward attention_backward"
-    "cp.async: no group|$asm|s/cp\.async\.commit_group;//|attention_forward"
+    "cp.async: reads beyond the array|$asm|s/valid \? 16 : 0/16/|$attention"
+    "cp.async: always zeros|$asm|s/valid \? 16 : 0/0/|$attention"
+    "cp.async: one group too few|$asm|s/\"n\"\(PENDING\)/\"n\"(PENDING + 1)/|$attention attention_backward"
+    "cp.async: no group|$asm|s/cp\.async\.commit_group;//|$attention"
     "ex2 is rcp|$asm|s/ex2\.approx/rcp.approx/|gelu_forward"
     "rcp is ex2|$asm|s/rcp\.approx/ex2.approx/|gelu_forward"
     "prefetch beyond the array|$asm|s/L2 \[%0\]/L2 [%0+1073741824]/|layernorm_backward"
     "launch_dependents before wait|$asm|s/griddepcontrol\.wait/griddepcontrol.launch_dependents/|layernorm_forward"
-    "shared address: an array further|$asm|s/__cvta_generic_to_shared\(p\)\)/__cvta_generic_to_shared(p) + 512)/|attention_forward"
+    "shared address + 512|$asm|s/__cvta_generic_to_shared\(p\)\)/__cvta_generic_to_shared(p) + 512)/|$attention"
     "shift by the width|$common|s/word\[i \/ 2\] << 16/word[i \/ 2] << (32 + 0 * i)/|residual_forward"
     "member of an argument's type|llmc/ops.h|s/^    bool decay;/    uint64_t decay;/|adamw_update"
     "argument's type|llmc/gelu.cuh|s/size_t n\)/int n)/|gelu_forward"
@@ -76,6 +76,7 @@ wait
 
 grep -qs SURVIVES "$scratch/nothing.result" || { echo "a row fails on the unchanged sources" && exit 1; }
 rm "$scratch/nothing.result"
-missed=$(cat "$scratch"/*.result | grep -cE '^    (SURVIVES$|changes nothing|does not compile|.*(FAILS without|unknown instr))')
+missed=$(cat "$scratch"/*.result |
+    grep -cE '^    (SURVIVES$|changes nothing|does not compile|.*(FAILS without|unknown instr))')
 echo "$missed of ${#mutants[@]} mutants are noticed by no row"
 [ "$missed" -eq 0 ]

@@ -51,6 +51,7 @@ waits=(
     'llmc/parallel/comm_nccl.cuh|watch_stay\(|no_wait(|nccl'
     'llmc/parallel/comm_nccl.cuh|^    cudaGetLastError\(|    no_wait(|nccl'
     'llmc/parallel/comm_nccl.cuh|\{ setenv\(|{ no_wait(|nccl'
+    # gpt2_update's cannot be noticed: collectives of the emulated NCCL block inside their calls
     'train_gpt2.cu|^    comm_watch\(m->groups.world\);$|    no_wait();|nccl'
 )
 
@@ -68,9 +69,13 @@ first_failure_emulated() {
 
 build_nccl() {
     sed -i '1i #define no_wait(...) ((void)0)' llmc/parallel/nccl_host.h
+    sed -i 's/ -Werror / /' Makefile
     make build/emulated/train_gpt2_bf16 build/emulated/train_gpt2_nccl_bf16 build/emulated/test_nccl >/dev/null
 }
-first_failure_nccl() { timeout 600 dev/test/test_nccl_emulated.sh 2>&1 | grep -m 1 -A 2 '^not ok' | paste -s -d ' '; }
+first_failure_nccl() {
+    timeout 900 dev/test/test_nccl_emulated.sh >log 2>&1 && return
+    grep -m 1 -A 2 '^not ok' log | paste -s -d ' ' | grep . || echo hangs
+}
 
 # first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {
@@ -87,7 +92,7 @@ first_failure() {
     done
 }
 
-# mutant FILE LINE PATTERN REPLACEMENT [emulated]: prints how FILE with a changed LINE fails; line 0 changes nothing
+# mutant FILE LINE PATTERN REPLACEMENT [TEST]: prints how FILE with a changed LINE fails; line 0 changes nothing
 mutant() {
     local folder=$scratch/$2.${1//\//.} caught=
     cp -r "$scratch/sources" "$folder"
@@ -115,7 +120,7 @@ for wait in "${waits[@]}"; do
         [[ -n "$line" && "$file:$line $statement" == *"${1:-}"* ]] || continue
         tried=$((tried + 1))
         caught=$(mutant "$file" "$line" "$pattern" "$replacement" "$test")
-        [ -n "$caught" ] || missed=$((missed + 1))
+        [[ -n $caught && $caught != "does not compile"* ]] || missed=$((missed + 1))
         printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-SURVIVES}"
     done <<<"$matches"
 done

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The trainer and test_nccl through NCCL, emulated between processes (dev/emulator/nccl.h): the bits of MPI in several
-# orders of the streams, and a sentence wherever a rank ends, hangs or calls otherwise.
+# orders of the streams, and a sentence wherever a rank dies, hangs or calls another collective.
 #   NCCL=build/emulated/train_gpt2_nccl_bf16 BF16=build/emulated/train_gpt2_bf16 TEST_NCCL=build/emulated/test_nccl
-# By gcov, these programs execute every line of comm_nccl.cuh. Within lines two branches remain: an error returned by a
-# call other than a first collective, and a fifth group split from one, a bug of ours. Only hardware shows threads and
-# buffers of NCCL, kernels that compete for SMs, graphs with early launches, and stream priorities.
+# They execute every line of comm_nccl.cuh, but two branches: an error returned by a call other than a first collective,
+# and a fifth group split from one, a bug of ours. Only hardware shows NCCL's threads and buffers, kernels that compete
+# for SMs, graphs with early launches, and stream priorities.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -59,16 +59,18 @@ SIMT_NCCL_ALONE=1 check 4 3 -tp 2 -z 1
 # status and these words. $signal: sent to rank 1 once it trains
 start() {
     local status=0
-    rm -rf shared && mkdir shared
+    rm -rf shared rank_? && mkdir shared
     "${@:3}" 1 >rank_1 2>&1 </dev/null &
+    peer=$!
     "${@:3}" 0 >rank_0 2>&1 </dev/null &
     until [ -z "${signal:-}" ] || grep -qs '^step [1-9]' rank_0 || ! kill -0 $! 2>/dev/null; do sleep 0.1; done
-    [ -z "${signal:-}" ] || kill "-$signal" %-
+    [ -z "${signal:-}" ] || { grep -qs '^step [1-9]' rank_0 || echo "rank 0 did not train"; kill "-$signal" $peer; }
     wait $! || status=$?
     cp rank_0 "$out"
     equal "$status" "$1"
+    [ "$status" -eq "$1" ] || tail -n 2 rank_1
     says "$2"
-    [ -z "${signal:-}" ] || kill -9 %- 2>/dev/null
+    [ -z "${signal:-}" ] || kill -9 $peer 2>/dev/null
     wait
 }
 report "resumed, by MPI too, and without MPI" "$(
@@ -89,7 +91,7 @@ report "groups that begin in another order on each rank" "$(
 report "a rank that calls in another order, and ranks that pause between calls" "$(
     start 134 '^simt: NCCL: rank 0 calls ReduceScatter 1 of ranks 0 1, but rank 1 AllReduce 1' \
         "$test_nccl" ranks swaps 2
-    SIMT_COMM_SECONDS=1 launch 2 "$test_nccl" ranks pause
+    SIMT_COMM_SECONDS=5 launch 2 "$test_nccl" ranks pause
     says '^2 ranks agree'
     sentences 0
 )"
@@ -105,7 +107,7 @@ silence='rank 0: a rank has not answered for 4 s \(of 2 ranks, in NCCL\)'
 remote='rank 0: .*remote process exited or there was a network error; see the last message of the rank that ended'
 export SIMT_COMM_SECONDS=4
 fault "a killed rank, the other is in a launch" KILL 0 "$silence"
-fault "a killed rank, the other is in a launch without a graph" KILL 0 "$silence" --graph 0
+fault "a killed rank, the other is in a collective" KILL 0 "$silence" --graph 0
 fault "a killed rank" KILL 3 "$silence"
 fault "a stopped rank" STOP 1 "$silence"
 export SIMT_COMM_SECONDS=60

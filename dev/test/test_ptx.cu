@@ -1,7 +1,7 @@
 /*
-The interpreter of PTX (dev/emulator/ptx.h), by instructions written by hand. Expected are the results of the text of the
-PTX ISA 9.0. The fragments of mma and ldmatrix are tested by test_layouts.cu, whose kernels dev/test/test_ptx.sh runs as
-nvcc compiles them.
+The interpreter of PTX (dev/emulator/ptx.h), by instructions written by hand. Expected are the results that the text of
+the PTX ISA 9.0 gives. The fragments of mma and ldmatrix are tested by test_layouts.cu, whose kernels
+dev/test/test_ptx.sh runs as nvcc compiles them.
 */
 #include "testing.h"
 #include <math.h>
@@ -166,7 +166,7 @@ TEST(test_memory_and_branches) {
         "$SAME: shfl.sync.bfly.b32 %d, %d, 31, 31, -1;");
     assert_int_equal(lane(0), 78);
     assert_int_equal(lane(31), 79);
-    // a copy lands at the wait for its group, and zeros where it has no source; groups that may be in flight are the last
+    // a copy lands at the wait for its group, and zeros where it has no source; the last groups may be in flight
     for (int i = 0; i < 32; i++) { words[i] = 100 + i; }
     run("mov.u32 %b, tile; add.s32 %b, %b, %s; cp.async.cg.shared.global [%b], [%w], 16, "
         "16; cp.async.commit_group;"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The kernels as nvcc compiled them, executed on the CPU by dev/emulator/ptx.h.
 #   dev/test/test_ptx.sh [NVCC PRECISION ARCHITECTURE]   all, or for example: nvcc12 bf16 sm_90
-# For the installed nvcc and nvcc 12.4, which dev/test/nvcc12.sh downloads, both precisions, sm_80 and sm_90: the rows of
-# test_ops, the layouts of the tensor cores, and short runs of the trainer. A kernel that nothing executed fails the test
-# by its name. It cannot show speed, races (the emulator finds them), or faults of ptxas, cuBLASLt, NCCL and the driver.
-# build/ptx keeps PTX until a source changes. Two at a time; N minutes on two free cores.
+# For the installed nvcc and nvcc 12.4, which dev/test/nvcc12.sh downloads, both precisions, sm_80 and sm_90: the rows
+# of test_ops, the layouts of the tensor cores, and short runs of the trainer. A kernel that nothing executed fails the
+# test by its name. It cannot show speed, races (the emulator finds them), or faults of ptxas, cuBLASLt, NCCL and the
+# driver.
+# build/ptx keeps PTX until a source changes. Two at a time; 5 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh

@@ -8,12 +8,14 @@ A sentence names the file, flag or rank, says what was found and what was expect
 */
 #pragma once
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
@@ -35,6 +37,9 @@ __attribute__((noreturn)) static inline void stop_with(int status, const char *f
     for (char *c = sentence; *c; c++) {
         if ((unsigned char)*c < ' ') { *c = '?'; }  // a message is one line, but a file name may contain a newline
     }
+    static unsigned long stopping;  // the thread that stops the program; another one's error is a consequence
+    unsigned long self = (unsigned long)pthread_self(), first = __sync_val_compare_and_swap(&stopping, 0, self);
+    while (first && first != self) { pause(); }
     fflush(stdout);
     StopHook hook = *stop_hook();
     stop_hook()->stop = NULL;  // a second error, raised while stopping, stops this rank only

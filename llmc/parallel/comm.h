@@ -170,8 +170,9 @@ static inline void comm_event_synchronize(int event, Comm *comm, Exec *ex) {
     comm->backend->event_synchronize(event, comm, ex);
 }
 
-// Until the next comm_event_synchronize or comm_max, a launch that blocks longer than COMM_TIMEOUT stops the program: a
-// GPU's queue is finite, and stays full if a rank has ended. comm: the world. The host only enqueues work until then.
+// Arms the watchdog until the next comm_event_synchronize or comm_max: a launch blocks while the GPU's queue is full,
+// for ever if a rank has died. After COMM_TIMEOUT the program stops; reading data counts too. comm: the world. The
+// host makes no MPI call meanwhile.
 static inline void comm_watch(Comm *comm) {
     if (comm->backend->watch) { comm->backend->watch(comm); }
 }

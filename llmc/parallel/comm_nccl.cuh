@@ -14,10 +14,10 @@ The groups share no buffers. With ncclConfig_t.splitShare = 1, which counts in t
 ncclCommSplit's, NCCL starts a collective of one group only when the last one of any group is complete: a layer's tp
 all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
-own calls may also block on other ranks, and so do launches while the GPU's queue is full. A watchdog thread checks
-there (nccl_host.h): in each NCCL call, and from comm_watch on. NCCL's non-blocking mode (ncclConfig_t.blocking = 0) is
-no alternative: every collective then starts a thread. With MPI (`host`) one rank reports the error. Without MPI each
-rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
+own calls may also block on other ranks, and so may launches while the GPU's queue is full. A watchdog thread
+(nccl_host.h) covers both: every NCCL call, and launches after comm_watch. NCCL's non-blocking mode
+(ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) one rank reports
+the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
 comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
 for the update, because NCCL also keeps the launch order between communicators.
 */
@@ -230,6 +230,7 @@ static inline void nccl_stop(void *world, int status, const char *sentence) {
 
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
+    watch_stay(g->watch, false);  // the watchdog looks at groups
     nccl_free(comm);
     for (int i = 0; g->parent && i < NCCL_CHILDREN; i++) {
         if (g->parent->children[i] == g) { g->parent->children[i] = NULL; }

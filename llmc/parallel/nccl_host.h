@@ -12,7 +12,8 @@ Watchdog   A thread that runs a check while the main thread is inside a library 
            returns because another rank has ended. From watch_enter to watch_leave it calls `check` every WATCH_SECONDS,
            with the seconds since watch_enter. `check` returns, or stops the program. watch_leave waits for a running
            `check`, so `check` never overlaps the main thread's own code, and may use libraries for one thread at a
-           time, such as MPI with MPI_THREAD_SERIALIZED. watch_stay extends it to code between the calls.
+           time, such as MPI with MPI_THREAD_SERIALIZED. watch_stay watches the code between the calls too, which must
+           then use no such library.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -84,10 +85,10 @@ typedef struct {
     void (*check)(void *ctx, double waited);
     void *ctx;
     pthread_t thread;
+    bool stays;            // set by watch_stay; the main thread's
     pthread_mutex_t lock;  // guards the fields below
     AwakeClock clock;
     double since;  // start of the call; negative: nothing is watched
-    bool stays;    // watch_stay
     bool over;
 } Watch;
 
