@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit
 bf16=build/emulated/test_ops_bf16 fp32=build/emulated/test_ops launches=$PWD/build/ptx/launches
 for needed in nvcc $bf16 $fp32; do command -v "$needed" >/dev/null || { skip "$needed" 2 && exit; }; done
 for said in build/nvcc/{BF16,FP32}; do
-    [ -n "$(find "$said" ! -newer train_gpt2.cu 2>&1)" ] || continue
+    [ -n "$(find llmc train_gpt2.cu -newer "$said" -type f 2>&1)" ] || continue
     skip "$said of these sources: dev/test/test_nvcc.sh" 2 && exit
 done
 
