@@ -26,9 +26,6 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #if __has_feature(address_sanitizer)
 #define SIMT_ASAN
 #endif
-#if __has_feature(thread_sanitizer)
-#define SIMT_TSAN
-#endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #define SIMT_ASAN
@@ -36,7 +33,7 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #ifdef SIMT_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
-#ifdef SIMT_TSAN
+#ifdef SIMT_TSAN  // -fsanitize=thread
 #include <sanitizer/tsan_interface.h>
 #endif
 

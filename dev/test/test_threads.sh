@@ -110,6 +110,6 @@ report "found: the reader of data without a lock" "$(
     without 'pthread_mutex_(un)?lock' loader_ask llmc/data/dataloader.h test_dataloader.c
 )"
 report "found: the watchdog without a lock" "$(
-    without 'pthread_mutex_(un)?lock' watch_enter llmc/parallel/nccl_host.h test_comm.c
+    without 'pthread_mutex_(un)?lock' watch_set llmc/parallel/nccl_host.h test_comm.c
 )"
 end_tests

@@ -64,7 +64,7 @@ build/sanitize/%: options = -w -fno-omit-frame-pointer -fsanitize=address,undefi
 build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
 # clang, since ThreadSanitizer follows the threads of its OpenMP library, and not those of gcc's
 build/tsan/%: CFLAGS := $(without) -O1 -g1
-build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread
+build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread -DSIMT_TSAN
 # MPI is compiled without it
 build/tsan/train_gpt2 build/tsan/test_comm: comm =
 build/tsan/%: compiler = clang -x c -std=gnu11
