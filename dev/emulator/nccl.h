@@ -141,7 +141,7 @@ inline std::string missing() {
             comma = ";";
         }
     }
-    return text;
+    return text + (comma.empty() ? " its own streams: no piece of their work is ready" : "");
 }
 
 // Sleeps, and stops a process without progress. The clock stands still while the process is stopped.

@@ -4,9 +4,9 @@
 #   PROGRAM, TRAINER, EMULATED   other programs than build/test/test_processes, ./train_gpt2, build/emulated/train_gpt2
 # Without mpirun, or in a build without MPI, the script is skipped.
 
-program=$(realpath "${PROGRAM:-build/test/test_processes}")
+program=$(realpath -m "${PROGRAM:-build/test/test_processes}")
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
-emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
+emulated=$(realpath -m "${EMULATED:-build/emulated/train_gpt2}")
 # a trainer of fp32 weights, to compare layouts that sum in another order: bf16 would round the sums differently
 fp32=$(realpath "${TRAINER_FP32:-$trainer}")
 use_mpirun "$("$trainer" --version | grep 'MPI (')" 1

@@ -5,7 +5,7 @@ The communicator between GPUs (comm_nccl.cuh), tested on one GPU or several.
     mpirun test_nccl ranks pause    the ranks pause for six seconds, longer than SIMT_COMM_SECONDS
     test_nccl ranks FAULT SIZE RANK   without MPI; the last rank swaps two calls (swaps), or ends early (leaves)
     test_nccl backends      the backends of this build
-Without a GPU the tests are skipped.
+Without a GPU the tests are skipped. build/emulated/test_nccl is the same on emulated GPUs: SIMT_GPUS=4 for `ranks`.
 */
 #include "testing.h"
 #include "llmc/parallel/comm_open.h"
@@ -318,6 +318,10 @@ int main(int argc, char **argv) {
         return puts(backends) == EOF;
     }
     if (strcmp(mode, "ranks") == 0) { return check_ranks(argc, argv); }
+    if (*mode) { input_error("'%s': expected ranks or backends, as the head of test_nccl.cu says", mode); }
+#ifdef SIMT
+    setenv("SIMT_STREAMS", "1", 0);  // with 0 work runs inside its call, and the tests that delay work would hang
+#endif
     int status = 0;
     pid_t child = fork();  // a process that has asked for GPUs cannot use them in its children
     if (child == 0) { _exit(cuda_device_count(&why) == 0); }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer and test_nccl through NCCL, emulated between processes (dev/emulator/nccl.h): the bits of MPI in several
-# orders of the streams, and a sentence wherever a rank dies, hangs or calls another collective.
+# orders of the streams, and a sentence wherever a rank dies, hangs or calls another collective. Two minutes.
 #   NCCL=build/emulated/train_gpt2_nccl_bf16 BF16=build/emulated/train_gpt2_bf16 TEST_NCCL=build/emulated/test_nccl
 # They execute every line of comm_nccl.cuh, but two branches: an error returned by a call other than a first collective,
 # and a fifth group split from one, a bug of ours. Only hardware shows NCCL's threads and buffers, kernels that compete

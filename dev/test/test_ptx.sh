@@ -9,9 +9,11 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
+PATH+=:${CUDA_HOME:-/usr/local/cuda}/bin
 
 [[ "$*" =~ ^$|^nvcc(12)?\ (bf16|fp32)\ sm_(80|90)$ ]] || { sed -n 3p "$0" && exit 2; }
-for needed in nvcc build/emulated/{test_ops,train_gpt2,test_layouts}_bf16 build/emulated/{test_ops,train_gpt2}; do
+for needed in nvcc build/emulated/test_ops build/emulated/test_ops_bf16 build/emulated/test_layouts_bf16 \
+    build/emulated/train_gpt2 build/emulated/train_gpt2_bf16; do
     command -v "$needed" >/dev/null || { skip "$needed (make test-ptx builds the programs)" 8 && exit; }
 done
 root=$PWD scratch=$(mktemp -d) programs=$PWD/build/emulated

@@ -253,7 +253,7 @@ test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU
 	@scripts/run_tests.sh $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
-test-ptx: ## test: the kernels as nvcc compiled them, on the CPU; 6 minutes on two cores, needs nvcc
+test-ptx: ## test: the kernels as nvcc compiled them, on the CPU; 5 minutes on two cores, needs nvcc
 	$(build_parallel) $(ON_PTX) build/emulated/test_ptx
 	@scripts/run_tests.sh build/emulated/test_ptx dev/test/test_ptx.sh
 
