@@ -73,7 +73,10 @@ build_nccl() {
     make build/emulated/train_gpt2_bf16 build/emulated/train_gpt2_nccl_bf16 build/emulated/test_nccl >/dev/null
 }
 first_failure_nccl() {
-    timeout 900 dev/test/test_nccl_emulated.sh >log 2>&1 && return
+    timeout 900 dev/test/test_nccl_emulated.sh >log 2>&1 &
+    until grep -q '^not ok' log || ! kill -0 $! 2>/dev/null; do sleep 1; done
+    kill $! 2>/dev/null
+    wait $! && return
     grep -m 1 -A 2 '^not ok' log | paste -s -d ' ' | grep . || echo hangs
 }
 

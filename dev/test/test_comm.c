@@ -279,6 +279,24 @@ static void wait_for_ever(void *ctx) {
 
 TEST(test_watch_stops) { assert_stops(1, "it has waited too long", wait_for_ever, NULL); }
 
+static void stop_slowly(void *ctx, int status, const char *sentence) {
+    (void)status, (void)sentence;
+    __atomic_store_n((bool *)ctx, true, __ATOMIC_RELAXED);
+    usleep(200000);
+}
+
+static void stop_beside_the_watchdog(void *ctx) {
+    static bool stops;
+    *stop_hook() = (StopHook){stop_slowly, &stops};
+    Watch watch;
+    watch_open(&watch, check_too_long, ctx);
+    watch_enter(&watch);
+    while (!__atomic_load_n(&stops, __ATOMIC_RELAXED)) { usleep(1000); }
+    run_error("a second sentence");
+}
+
+TEST(test_first_thread_stops) { assert_stops(1, "it has waited too long", stop_beside_the_watchdog, NULL); }
+
 TEST(test_same_gpu) {
     RankGpu gpus[4] = {{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}};
     int one, other;

@@ -138,8 +138,9 @@ static void check_bits_of_ptx(Problem *device, Exec *ex, const Bytes &first) {
     }
     const char *ptx = simt::settings().ptx;
     simt::settings().ptx = NULL;
-    assert_same(device, run_directly(device, ex), first, "as nvcc compiled it and as g++ did");
+    Bytes compiled_by_gcc = run_directly(device, ex);
     simt::settings().ptx = ptx;
+    assert_same(device, compiled_by_gcc, first, "as nvcc compiled it and as g++ did");
 }
 #endif
 

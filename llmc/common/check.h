@@ -39,7 +39,9 @@ __attribute__((noreturn)) static inline void stop_with(int status, const char *f
     }
     static unsigned long stopping;  // the thread that stops the program; another one's error is a consequence
     unsigned long self = (unsigned long)pthread_self(), first = __sync_val_compare_and_swap(&stopping, 0, self);
-    for (; first && first != self; first = stopping) { pause(); }
+    if (first && first != self) {
+        for (;;) { pause(); }
+    }
     fflush(stdout);
     StopHook hook = *stop_hook();
     stop_hook()->stop = NULL;  // a second error, raised while stopping, stops this rank only
