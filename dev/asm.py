@@ -3,7 +3,8 @@
 
     dev/asm.py      prints each finding; exit status 1 after one
 
-Compilers may move, merge or delete an asm statement as its qualifiers allow, and no test notices a missing one.
+Compilers may move, merge or delete an asm statement as its qualifiers allow, and no test notices a missing one. Its
+operands are not checked here: `make test-ptx` executes them.
 """
 import re
 import subprocess
@@ -48,7 +49,8 @@ def main():
             elif found != STATEMENTS[text]:
                 findings.append(f'{where}: "{text}" has {found}, expected {STATEMENTS[text]}')
             unused.discard(text)
-    findings += [f'dev/asm.py: no statement is "{text}": remove its row' for text in sorted(unused)]
+    findings += [f'dev/asm.py: no statement is "{text}": undo a mistaken change, or remove its row'
+                 for text in sorted(unused)]
     print(*findings, f"asm: {len(findings)} findings", sep="\n")
     return len(findings) > 0
 

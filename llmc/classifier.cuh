@@ -24,7 +24,7 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 #include "llmc/ops.h"
 
 // A row of at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. Every other row has a warp: a
-// narrow one (a byte vocabulary), or one that is not whole packs, which the model's padded rows always are.
+// narrow one (a byte vocabulary), or one that is not a whole number of packs, which no padded row of a model is.
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCK_COLUMNS = 4096, LOSS_THREADS = 1024 };
 
 // minimum blocks per multiprocessor, for __launch_bounds__

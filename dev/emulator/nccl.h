@@ -2,10 +2,11 @@
 NCCL between processes of one machine, on the emulated CUDA runtime (cuda_runtime.h). Builds with -DHAVE_NCCL and
 -Idev/emulator include this file for <nccl.h>.
 defines: the functions of NCCL that comm_nccl.cuh calls, with their types and constants
-  Ranks        A rank is a process with one of SIMT_GPUS GPUs. The ranks share memory without a name (memfd_create): a
+  Ranks        A rank is a process with one of SIMT_GPUS GPUs. The ranks share anonymous memory (memfd_create): a
                killed process leaves no file. The unique id is its path in /proc: as with NCCL, the process that created
                the id must live until all ranks have connected.
-  Collectives  A collective is three pieces of work of its stream. SIMT_STREAMS orders them among kernels and copies.
+  Collectives  A collective queues three pieces of work on its stream. SIMT_STREAMS orders them among kernels and
+               copies.
                  begin    the output becomes NaN where it is not the input too: the earliest write
                  post     the input is read: the latest read. The output of a sum becomes NaN
                  finish   runs once every rank has posted, and writes the output
@@ -16,9 +17,10 @@ defines: the functions of NCCL that comm_nccl.cuh calls, with their types and co
                other begins before it has finished. Then ranks that begin the collectives of overlapping groups in
                different orders wait for each other for ever.
   Memory       The first collective of a group takes SIMT_NCCL_MIB (16) of device memory.
-  Failure      A rank that has ended is silent. With SIMT_NCCL_REMOTE=1 it is an asynchronous error, ncclRemoteError. A
-               process without progress for SIMT_NCCL_SECONDS (120) names the ranks that it waits for, and aborts. So
-               do ranks whose calls differ, and ncclCommFinalize while a CUDA graph holds collectives of the group.
+  Failure      That a rank has ended is not reported, but with SIMT_NCCL_REMOTE=1: as ncclRemoteError, asynchronously. A
+               process without progress for SIMT_NCCL_SECONDS (120) names the ranks that it waits for, and aborts. It
+               also aborts where ranks make different calls, and in ncclCommFinalize while a CUDA graph holds
+               collectives of the group.
   MPI          While the host waits in MPI_Test, its GPU works on.
 SIMT_NCCL_VERSION is 22809. ncclCommFinalize waits for all work of the GPU and for all ranks. Not emulated: threads,
 buffers and connections, groups of calls, communicators that do not block, and collectives that compete with kernels

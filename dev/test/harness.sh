@@ -80,14 +80,18 @@ refused() {
 # ---- nvcc
 
 # ptx_of FILE SOURCE PRECISION ARCHITECTURE [FLAG]: compiles SOURCE to FILE, unless FILE is newer than all that it is
-# made of. Its time is that of the compiler's start
+# made of. FILE's time is that of the compiler's start. Prints nvcc's first error if it fails
 ptx_of() {
     local made_of=(llmc dev/test/*.h dev/test/harness.sh "$2" "$(command -v nvcc)") new=$1.$BASHPID
     [ ! -e "$1" ] || [ -n "$(find -L "${made_of[@]}" -newer "$1" -type f -print -quit)" ] || return 0
     mkdir -p "${1%/*}" && touch "$new.start"
-    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${3^^}" -arch="${4/sm/compute}" ${5:+"$5"} \
-        -ptx "$2" -o "$new" && touch -r "$new.start" "$new" && mv "$new" "$1"
-    rm "$new.start" && [ -e "$1" ]
+    if nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"${3^^}" -arch="${4/sm/compute}" ${5:+"$5"} \
+        -ptx "$2" -o "$new" >"$new.said" 2>&1; then
+        touch -r "$new.start" "$new" && mv "$new" "$1"
+    else
+        rm -f "$1" && echo "nvcc does not compile $2 for $4: $(grep -m 1 -E 'error|fatal' "$new.said")"
+    fi
+    rm -f "$new"* && [ -e "$1" ]
 }
 
 # ---- llm.c's files

@@ -31,9 +31,12 @@ run() { # STATUS RANKS ARGUMENTS...: runs the trainer, which must exit with STAT
     else
         launch "$2" "$trainer" "${@:3}" || status=$?
     fi
-    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1: ${*:2}"
+    [ "$status" -eq "$1" ] && return
+    echo "exit status $status, expected $1: ${*:2}"
+    grep -m 1 -E '^(train_gpt2|simt): ' "$out"
+    return 1
 }
-says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
+says() { grep -qE -- "$1" "$out" || { echo "expected /$1/" && false; }; }
 sentences() {
     local found
     found=$(grep -c 'train_gpt2: ' "$out")

@@ -285,7 +285,7 @@ static void stop_slowly(void *ctx, int status, const char *sentence) {
     usleep(200000);
 }
 
-static void stop_beside_the_watchdog(void *ctx) {
+static void stop_while_the_watchdog_does(void *ctx) {
     static bool stops;
     *stop_hook() = (StopHook){stop_slowly, &stops};
     Watch watch;
@@ -295,7 +295,7 @@ static void stop_beside_the_watchdog(void *ctx) {
     run_error("a second sentence");
 }
 
-TEST(test_first_thread_stops) { assert_stops(1, "it has waited too long", stop_beside_the_watchdog, NULL); }
+TEST(test_first_thread_stops) { assert_stops(1, "it has waited too long", stop_while_the_watchdog_does, NULL); }
 
 TEST(test_same_gpu) {
     RankGpu gpus[4] = {{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}};

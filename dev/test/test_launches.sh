@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Does every launch fit the GPUs of doc/gpu.md?   dev/test/test_launches.sh
-# A block has at most 65,536 registers, which a warp takes by 256, the threads of __launch_bounds__, and the shared
+# A block has at most 65,536 registers (a warp takes a multiple of 256), the threads of __launch_bounds__, and the shared
 # memory of its architecture, static and dynamic. CUDA reserves 1 KB of a multiprocessor's for the block besides.
 # test_ops makes the launches in the emulator with this shared memory; no kernel runs. Registers and static shared
 # memory are in the output of ptxas that dev/test/test_nvcc.sh saves. Needs nvcc; else it is skipped.
@@ -18,7 +18,7 @@ done
 # these that runs on the architecture
 measured() {
     local of sm kib
-    ptx_of "build/ptx/nvcc_$1_sm_90" train_gpt2.cu "$1" sm_90
+    ptx_of "build/ptx/nvcc_$1_sm_90" train_gpt2.cu "$1" sm_90 | sed 's/^/failed /'
     awk '/\.entry/ { sub(/\(.*/, ""); kernel = $NF }
         /^\.maxntid/ { print "bounds", kernel, $2 + 0 }' "build/ptx/nvcc_$1_sm_90"
     awk -F "'" '/Compiling entry function/ { kernel = $2; sm = substr($4, 4) }

@@ -2,7 +2,7 @@
 The communicator between GPUs (comm_nccl.cuh), tested on one GPU or several.
     test_nccl               NCCL in a group of one: collectives, comm_wait, CUDA graphs, split groups
     mpirun test_nccl ranks  through NCCL if each rank has a GPU, else through MPI and host memory
-    mpirun test_nccl ranks pause    the ranks pause for six seconds, longer than SIMT_COMM_SECONDS
+    mpirun test_nccl ranks pause    the ranks pause for 12 seconds, longer than SIMT_COMM_SECONDS
     test_nccl ranks FAULT SIZE RANK   without MPI; the last rank swaps two calls (swaps), or ends early (leaves)
     test_nccl backends      the backends of this build
 Without a GPU the tests are skipped. build/emulated/test_nccl is the same on emulated GPUs: SIMT_GPUS=4 for `ranks`.
@@ -44,7 +44,7 @@ static int check_ranks(int argc, char **argv) {
     comm_watch(world);
     if (comm_max(rank, world) != size - 1) { run_error("comm_max did not give the last rank"); }
     if (rank == 0) { printf("%d ranks agree, through %s\n[  PASSED  ] 1 test(s).\n", size, world->backend->name); }
-    if (argc == 3) { sleep(6); }
+    if (argc == 3) { sleep(12); }
     cuda_release(x);
     cuda_release(y);
     if (strcmp(fault, "leaves") == 0) { _exit(0); }

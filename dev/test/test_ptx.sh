@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
 # The kernels as nvcc compiled them, executed on the CPU by dev/emulator/ptx.h.
-#   dev/test/test_ptx.sh [NVCC PRECISION ARCHITECTURE]   all, or for example: nvcc12 bf16 sm_90
+#   dev/test/test_ptx.sh [nvcc|nvcc12 bf16|fp32 sm_80|sm_90]   all eight, or one of them
 # For the installed nvcc and nvcc 12.4, which dev/test/nvcc12.sh downloads, both precisions, sm_80 and sm_90: the rows
 # of test_ops, the layouts of the tensor cores, and short runs of the trainer. A kernel that nothing executed fails the
 # test by its name. It cannot show speed, races (the emulator finds them), or faults of ptxas, cuBLASLt, NCCL and the
 # driver.
-# build/ptx keeps PTX until a source changes. Two at a time; 5 minutes on two free cores.
+# build/ptx keeps PTX until a source changes. Two at a time; 5 minutes on two free cores, one of them a minute.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 PATH+=:${CUDA_HOME:-/usr/local/cuda}/bin
 
-[[ "$*" =~ ^$|^nvcc(12)?\ (bf16|fp32)\ sm_(80|90)$ ]] || { sed -n 3p "$0" && exit 2; }
-for needed in nvcc build/emulated/test_ops build/emulated/test_ops_bf16 build/emulated/test_layouts_bf16 \
-    build/emulated/train_gpt2 build/emulated/train_gpt2_bf16; do
-    command -v "$needed" >/dev/null || { skip "$needed (make test-ptx builds the programs)" 8 && exit; }
-done
+[[ "$#$*" =~ ^0$|^3nvcc(12)?\ (bf16|fp32)\ sm_(80|90)$ ]] || { echo "usage:$(sed -n '3s/#//p' "$0")" >&2 && exit 2; }
+command -v nvcc >/dev/null || { skip nvcc $(($# ? 1 : 8)) && exit; }
+make build/emulated/test_ops build/emulated/test_ops_bf16 build/emulated/test_layouts_bf16 \
+    build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 >/dev/null || exit
 root=$PWD scratch=$(mktemp -d) programs=$PWD/build/emulated
 trap 'rm -rf "$scratch"' EXIT
 seq 3000 >"$scratch/text"
@@ -23,7 +22,10 @@ export OMP_NUM_THREADS=1 TEST_DEVICE=cuda
 
 # passes PROGRAM ARGUMENTS...: a test on PTX
 passes() {
-    "$@" >log 2>&1 || { echo "${1##*/} ${*:2}: exit status $?" && grep -E 'ptx:|ERROR' log; }
+    "$@" >log 2>&1 && return
+    echo "${1##*/} ${*:2}: exit status $?"
+    grep -E 'ptx:|ERROR:' log
+    return 1
 }
 # train RUN FLAGS...: a run of the trainer, without a note but those of the matmuls that SIMT_BREAK breaks
 train() {
@@ -36,9 +38,9 @@ train() {
 trains_the_same() {
     SIMT_PTX=$ptx train "$@"
     SIMT_LAUNCHES='' train "emulated_$1" "${@:2}"
-    paste <(losses "$1") <(losses "emulated_$1") | awk '
-        { off = ($1 - $2) / $2 } !(off * off < 1e-8) { print "loss " $1 ", emulated " $2 }
-        END { if (NR < 2) print NR " losses" }'
+    paste <(losses "$1") <(losses "emulated_$1") | awk -v run="$1" '
+        { off = ($1 - $2) / $2 } !(off * off < 1e-8) { print run ": loss " $1 ", emulated " $2 }
+        END { if (NR < 2) print run ": " NR " losses" }'
 }
 kernels() { sed -nE 's/^(\.visible )?\.entry ([^(]*).*/\2/p' "$1" | sort; }
 not_executed() { comm -23 "$1" <(sed -n 's/ ptx$//p' launches | sort) | c++filt -p | sed 's/^/not executed: /'; }
@@ -57,8 +59,8 @@ check() {
     if [ "$2" = fp32 ]; then # kernels for GPUs with less shared memory
         SIMT_PTX=$ptx SIMT_CAPABILITY=75 passes "$ops" --quick attention_backward
     else
-        SIMT_PTX=$layouts passes "$programs/test_layouts_bf16"
-        not_executed <(comm -13 <(kernels "$ptx") <(kernels "$layouts"))
+        SIMT_PTX=$layouts passes "$programs/test_layouts_bf16" &&
+            not_executed <(comm -13 <(kernels "$ptx") <(kernels "$layouts"))
     fi
     trains_the_same graphs -e l2h2c128 -b 2 -n 2 -x 4 -gd bf16
     trains_the_same muon -e l2h2c128 -b 2 -d 256 -x 2 --optimizer muon -r 4 --offload 1
