@@ -797,7 +797,8 @@ static const struct Refusal {
                 {.attribute = CUBLASLT_MATMUL_DESC_TRANSA, .only_new = true, .own = true},
                 {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE, .only_new = true, .own = true},
                 {.attribute = CUBLASLT_MATMUL_DESC_BIAS_POINTER, .fused = 0},
-                {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER},
+                // fp32 does not fuse GELU
+                {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, .only_new = DT_FLOATX == DT_F32},
                 {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, .only_new = true}};
 
 // the heuristic answers the first where there is no algorithm; that is no error, and nothing is printed
