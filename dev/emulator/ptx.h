@@ -1,19 +1,20 @@
 /*
-Executes kernels as nvcc compiled them: an interpreter of the PTX that `nvcc -ptx` writes. With SIMT_PTX=FILE the
-emulator's launches run the kernels of that file in place of g++'s.
+An interpreter of the PTX that `nvcc -ptx` writes: it executes kernels on the CPU as nvcc compiled them. With
+SIMT_PTX=FILE the emulator's launches run the kernels of that file in place of g++'s.
 defines: ptx::launch, ptx::name_of, ptx::source
-Instructions are those of the PTX ISA 9.0 that nvcc makes of this project; any other ends the program with its text.
-  Registers  32 lanes of 64 bits, of which an instruction reads as many as its type has. Immediates, addresses of arrays
-             and special registers are registers too. All start as NaN.
-  Warps      Of the lanes that have not returned, those at the lowest instruction run first, together. A warp runs until
+It knows the instructions that nvcc makes of this project, with the meaning that the PTX ISA 9.0 gives them. An unknown
+instruction or operand is printed and ends the program.
+  Registers  64 bits for each of the 32 lanes; an instruction reads the low bits that its type has. Immediates,
+             addresses of arrays and special registers are registers too. One that nothing wrote holds NaN.
+  Warps      Of the lanes that have not returned, those at the earliest instruction run, together. A warp runs until
              all its lanes wait at a barrier; then the next one starts.
-  cp.async   lands when the thread waits for it. Until then its bytes of shared memory count as unwritten.
-Refused, with the kernel, the block, the thread and the instruction: a misaligned access, at the width that nvcc gave
-it; an address outside of every array; a read of shared memory that nothing wrote; a divergent .aligned or .sync
-instruction; a barrier that not all warps reach; copies in flight at the end; arguments of other sizes than the PTX
-declares.
-Not seen: races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU lets run
-apart longer, order of memory between blocks, and everything that ptxas does.
+  cp.async   The bytes arrive when the thread waits for them. Until then, their place counts as unwritten.
+Refused, with the kernel, the block, the thread and the instruction: an access that is not aligned to its width; an
+address outside of every array; a read of shared memory that nothing wrote; an .aligned instruction without some lanes
+of the warp, or a .sync one without some lanes of its mask; a barrier that not all warps reach; copies in flight at the
+end; arguments of other sizes than the PTX declares.
+Not seen: races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU keeps
+apart longer, the order of memory accesses between blocks, and everything that ptxas does.
 */
 #pragma once
 #include "dev/emulator/simt.h"
@@ -91,7 +92,7 @@ struct Warp {
     std::map<int, uint32_t> waiting;  // the other lanes, by their next instruction
     bool at_barrier;
     std::vector<simt::AsyncCopy> copies[LANES];  // in flight, of each lane
-    uint32_t groups[LANES];                      // committed by each lane
+    uint32_t groups[LANES] = {};                 // committed by each lane
 
     uint64_t *lanes(int number) { return &registers[static_cast<size_t>(number) * LANES]; }
     uint64_t *lanes(const Instruction &i, size_t operand, size_t element = 0) {
@@ -158,13 +159,12 @@ void run_lanes(Result (*)(Args...), Warp &w, const Instruction &i, uint32_t lane
 template <auto F> void run_each(Warp &w, const Instruction &i, uint32_t lanes) { run_lanes<F>(+F, w, i, lanes); }
 template <class Result, class... Args> constexpr size_t arity(Result (*)(Args...)) { return sizeof...(Args); }
 
-// An instruction of the table. vectors: operands may have several registers
+// An instruction of the table. registers: a digit for each operand, or v: as many as .v2 or .v4 says, n: any number
 struct Operation {
     Execute execute;
-    size_t operands;
-    bool vectors;
+    const char *registers;
 };
-template <auto F> constexpr Operation each = {run_each<F>, 1 + arity(+F), false};
+template <auto F> constexpr Operation each = {run_each<F>, &"11111"[4 - arity(+F)]};
 typedef std::map<std::string, Operation> Table;
 
 template <class T> std::string type_name() {
@@ -174,12 +174,9 @@ template <class T> std::string type_name() {
 // The result of a division by 0 is not defined.
 template <class T, bool REMAINDER> void divide(Warp &w, const Instruction &i, uint32_t lanes) {
     for_lanes(lanes, [&](int lane) {
-        T a = value_of<T>(w.lanes(i, 1)[lane]), b = value_of<T>(w.lanes(i, 2)[lane]);
+        __int128 a = value_of<T>(w.lanes(i, 1)[lane]), b = value_of<T>(w.lanes(i, 2)[lane]);
         if (b == 0) { refuse(w, i, lane, "divides by 0"); }
-        bool overflows = std::is_signed_v<T> && b == static_cast<T>(-1);  // of the least number
-        uint64_t negated = -bits_of(a);
-        w.lanes(i, 0)[lane] =
-            overflows ? (REMAINDER ? 0 : negated) : bits_of(static_cast<T>(REMAINDER ? a % b : a / b));
+        w.lanes(i, 0)[lane] = bits_of(static_cast<T>(REMAINDER ? a % b : a / b));
     });
 }
 
@@ -207,8 +204,8 @@ template <class T> void add_integer_operations(Table &t) {
         uint64_t mask = length < 64 ? (1ull << length) - 1 : ~0ull;
         return at < BITS ? (b & ~(mask << at)) | (a & mask) << at : b;
     }>;
-    t["div" + type] = {divide<T, false>, 3, false};
-    t["rem" + type] = {divide<T, true>, 3, false};
+    t["div" + type] = {divide<T, false>, "111"};
+    t["rem" + type] = {divide<T, true>, "111"};
     t["cvt.rn.f32" + type] = each<[](T a) { return static_cast<float>(a); }>;
     if constexpr (BITS == 32) {
         t["cvt.rzi" + type + ".f32"] = each<[](float a) {
@@ -392,7 +389,6 @@ template <Mode MODE> void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
     std::array<uint64_t, LANES> given;
     std::copy_n(w.lanes(i, 1), LANES, given.begin());
     for_lanes(lanes, [&](int lane) {
-        require_whole_warp(w, i, lanes, w.lanes(i, 4)[lane]);
         int b = w.lanes(i, 2)[lane] & 31, clamp = w.lanes(i, 3)[lane] & 31, mask = w.lanes(i, 3)[lane] >> 8 & 31;
         int first = lane & mask, last = first | (clamp & ~mask);
         const int source[] = {lane - b, lane + b, lane ^ b, first | (b & ~mask)};
@@ -406,15 +402,22 @@ template <Mode MODE> void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
 
 inline void ballot(Warp &w, const Instruction &i, uint32_t lanes) {
     uint32_t result = 0;
-    for_lanes(lanes, [&](int lane) {
-        require_whole_warp(w, i, lanes, w.lanes(i, 2)[lane]);
-        result |= (w.lanes(i, 1)[lane] & 1) << lane;
-    });
+    for_lanes(lanes, [&](int lane) { result |= (w.lanes(i, 1)[lane] & 1) << lane; });
     for_lanes(lanes, [&](int lane) { w.lanes(i, 0)[lane] = result; });
 }
 
-inline void warp_barrier(Warp &w, const Instruction &i, uint32_t lanes) {
-    for_lanes(lanes, [&](int lane) { require_whole_warp(w, i, lanes, w.lanes(i, 0)[lane]); });
+inline void do_nothing(Warp &, const Instruction &, uint32_t) {}
+
+// Runs an operation for each group of lanes with the same mask, which is the last operand.
+template <Execute RUN> void run_groups(Warp &w, const Instruction &i, uint32_t lanes) {
+    const uint64_t *masks = w.lanes(i, i.operands.size() - 1);
+    for (uint32_t group; lanes; lanes &= ~group) {
+        uint32_t mask = value_of<uint32_t>(masks[__builtin_ctz(lanes)]);
+        group = 0;
+        for_lanes(lanes, [&](int lane) { group |= uint32_t{value_of<uint32_t>(masks[lane]) == mask} << lane; });
+        require_whole_warp(w, i, group, mask);
+        RUN(w, i, group);
+    }
 }
 
 inline void block_barrier(Warp &w, const Instruction &i, uint32_t lanes) {
@@ -470,8 +473,6 @@ inline void end_lanes(Warp &w, const Instruction &i, uint32_t lanes) {
     w.running &= ~lanes;
 }
 
-inline void do_nothing(Warp &, const Instruction &, uint32_t) {}
-
 inline const Table &table() {
     static const Table all = [] {
         Table t;
@@ -479,14 +480,14 @@ inline const Table &table() {
             add_width_free_operations(t, type);
         }
         for (const char *type : {"b16", "s16", "u16", "b32", "s32", "u32", "b64", "s64", "u64", "f32", "pred"}) {
-            t["mov." + std::string(type)] = {move, 2, true};
+            t["mov." + std::string(type)] = {move, "nn"};
             t["selp." + std::string(type)] = each<[](uint64_t a, uint64_t b, bool p) { return p ? a : b; }>;
         }
         auto add_type = [&]<class T>(T) {
             const std::string type = type_name<T>();
             if constexpr (sizeof(T) > 1) { add_integer_operations<T>(t); }
-            t["ld." + type] = {load<T>, 2, true};
-            t["st." + type] = {store<T>, 2, true};
+            t["ld." + type] = {load<T>, "v1"};
+            t["st." + type] = {store<T>, "1v"};
         };
         auto add_types = [&](auto... type) { (add_type(type), ...); };
         add_types(uint8_t{}, int8_t{}, uint16_t{}, int16_t{}, uint32_t{}, int32_t{}, uint64_t{}, int64_t{});
@@ -507,26 +508,26 @@ inline const Table &table() {
             }
             return result;
         }>;
-        t["cvta.to.u64"] = {move, 2, false};
-        t["atom.add.u32"] = {atomic_add, 3, false};
-        t["red.add.u32"] = {atomic_add, 2, false};
-        t["cp.async"] = {start_copies, 4, false};
-        t["cp.async.commit_group"] = {commit_copies, 0, false};
-        t["cp.async.wait_group"] = {wait_for_copies, 1, false};
-        t["ldmatrix.sync.aligned.m8n8.x4.b16"] = {load_matrices<false>, 2, true};
-        t["ldmatrix.sync.aligned.m8n8.x4.trans.b16"] = {load_matrices<true>, 2, true};
-        t["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, 4, true};
-        t["shfl.sync.up.b32"] = {shuffle<UP>, 5, true};
-        t["shfl.sync.down.b32"] = {shuffle<DOWN>, 5, true};
-        t["shfl.sync.bfly.b32"] = {shuffle<BFLY>, 5, true};
-        t["shfl.sync.idx.b32"] = {shuffle<IDX>, 5, true};
-        t["vote.sync.ballot.b32"] = {ballot, 3, false};
-        t["bar.warp.sync"] = {warp_barrier, 1, false};
-        t["bar.sync"] = {block_barrier, 1, false};
-        t["bra"] = t["bra.uni"] = {branch, 1, false};
-        t["ret"] = {end_lanes, 0, false};
-        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = {do_nothing, 0, false};
-        t["prefetch.L2"] = {prefetch, 1, false};
+        t["cvta.to.u64"] = {move, "11"};
+        t["atom.add.u32"] = {atomic_add, "111"};
+        t["red.add.u32"] = {atomic_add, "11"};
+        t["cp.async"] = {start_copies, "1111"};
+        t["cp.async.commit_group"] = {commit_copies, ""};
+        t["cp.async.wait_group"] = {wait_for_copies, "1"};
+        t["ldmatrix.sync.aligned.m8n8.x4.b16"] = {load_matrices<false>, "41"};
+        t["ldmatrix.sync.aligned.m8n8.x4.trans.b16"] = {load_matrices<true>, "41"};
+        t["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, "4424"};
+        t["shfl.sync.up.b32"] = {run_groups<shuffle<UP>>, "n1111"};
+        t["shfl.sync.down.b32"] = {run_groups<shuffle<DOWN>>, "n1111"};
+        t["shfl.sync.bfly.b32"] = {run_groups<shuffle<BFLY>>, "n1111"};
+        t["shfl.sync.idx.b32"] = {run_groups<shuffle<IDX>>, "n1111"};
+        t["vote.sync.ballot.b32"] = {run_groups<ballot>, "111"};
+        t["bar.warp.sync"] = {run_groups<do_nothing>, "1"};
+        t["bar.sync"] = {block_barrier, "1"};
+        t["bra"] = t["bra.uni"] = {branch, "1"};
+        t["ret"] = {end_lanes, ""};
+        t["griddepcontrol.wait"] = t["griddepcontrol.launch_dependents"] = {do_nothing, ""};
+        t["prefetch.L2"] = {prefetch, "1"};
         return t;
     }();
     return all;
@@ -590,7 +591,7 @@ struct Reader {
                  is_number = std::isdigit(static_cast<unsigned char>(name[0])) || name[0] == '-';
             size_t read = 0;
             if (is_float) { kernel.constants.emplace_back(number, std::stoull(name.substr(2), &read, 16)); }
-            if (is_number && !is_float) { kernel.constants.emplace_back(number, std::stoll(name, &read, 0)); }
+            if (is_number && !is_float) { kernel.constants.emplace_back(number, std::stoull(name, &read, 0)); }
             if (!is_number || read + 2 * is_float != name.size()) { stop(kernel, "unknown operand: " + name); }
         }
         return number;
@@ -690,20 +691,18 @@ struct Reader {
         const Operation &operation = operation_of(i);
         std::vector<std::string> operands = split(text.substr(blank), ',');
         if (operands[0].empty()) { operands.clear(); }
-        bool fit = operands.size() == operation.operands;
+        bool fit = operands.size() == std::strlen(operation.registers);
         if (i.words[0] == "bra") {
             i.target = labels.at(operands.at(0));
             operands.clear();
         }
-        for (const std::string &operand : operands) {
-            i.operands.push_back(operand_of(operand));
-            fit &= operation.vectors || i.operands.back().registers.size() == 1;
-        }
-        if (i.words[0] == "ld" || i.words[0] == "st") {
-            size_t wide = i.text.find(".v2.") != std::string::npos   ? 2
-                          : i.text.find(".v4.") != std::string::npos ? 4
-                                                                     : 1;
-            fit &= i.operands.at(i.words[0] == "st").registers.size() == wide;
+        const char wide = i.text.find(".v2.") != std::string::npos   ? '2'
+                          : i.text.find(".v4.") != std::string::npos ? '4'
+                                                                     : '1';
+        for (size_t n = 0; fit && n < operands.size(); n++) {
+            const char wanted = operation.registers[n] == 'v' ? wide : operation.registers[n];
+            i.operands.push_back(operand_of(operands[n]));
+            fit = wanted == 'n' || i.operands[n].registers.size() == static_cast<size_t>(wanted - '0');
         }
         if (!fit || (i.execute == block_barrier && operands[0] != "0")) { stop(kernel, "unknown operands: " + i.text); }
         kernel.code.push_back(std::move(i));
@@ -728,7 +727,13 @@ struct Reader {
                 stop(kernel, "unknown directive: " + text);
             }
         }
-        for (const std::string &text : instructions) { read_instruction(text); }
+        for (const std::string &text : instructions) {
+            try {
+                read_instruction(text);
+            } catch (const std::exception &) {  // of std::stoull or at()
+                stop(kernel, "unknown operands: " + text);
+            }
+        }
     }
 };
 
@@ -784,7 +789,6 @@ inline void start_warp(Warp &w, const uint64_t *special, int threads) {
     w.alive = w.running = ~0u >> (LANES - lanes);
     w.next = 0;
     w.waiting.clear();
-    std::fill(std::begin(w.groups), std::end(w.groups), 0u);
 }
 
 inline void run_block(std::vector<Warp> &warps) {

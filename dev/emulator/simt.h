@@ -301,13 +301,12 @@ using std::min;
 inline void __syncthreads(int line = __builtin_LINE()) { simt::wait_for_block(line); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu) { simt::wait_for_warp(mask, simt::do_warp_barrier, nullptr); }
 
-template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned delta, int width = 32) {
+template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned delta) {
     int lane = simt::current_lane(), source = lane - static_cast<int>(delta);
-    return simt::shuffle(mask, value, source < (lane & -width) ? lane : source);
+    return simt::shuffle(mask, value, source < 0 ? lane : source);
 }
-template <class T> T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
-    int lane = simt::current_lane(), source = lane ^ lanes;
-    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
+template <class T> T __shfl_xor_sync(uint32_t mask, T value, int lanes) {
+    return simt::shuffle(mask, value, simt::current_lane() ^ lanes);
 }
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0); }
 

@@ -781,50 +781,42 @@ TEST(test_one_wrong_element_is_seen) {
 
 // ---- a library that crashes, refuses what it offers, or is wrong
 
-// Algorithms and epilogues that the library refuses, before or after they were chosen, and their replacement. Algorithm
-// -1 is our own GEMM.
+// What the library refuses: bits of algorithms, of epilogues and of heuristics for epilogues, or an attribute of the
+// descriptor. Then a forward GEMM is our own or the library's, with the bias fused or not.
 static const struct Refusal {
-    uint32_t algorithms, epilogues;
-    int algorithm, fused;
-} REFUSALS[] = {{1, 0, 1, LT_BIAS}, {0, ~1u, 0, 0}, {3, 0, -1, LT_BIAS}};
+    uint32_t algorithms = 0, epilogues = 0, heuristics = 0;
+    int attribute = -1;
+    bool only_new = false;  // algorithms in use stay
+    bool own = false;
+    int fused = LT_BIAS;
+} REFUSALS[] = {{.algorithms = 1},
+                {.algorithms = 3, .own = true},
+                {.epilogues = ~1u, .fused = 0},
+                {.heuristics = ~1u, .only_new = true, .fused = 0},
+                {.heuristics = ~0u, .only_new = true, .own = true},
+                {.attribute = CUBLASLT_MATMUL_DESC_TRANSA, .only_new = true, .own = true},
+                {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE, .only_new = true, .own = true},
+                {.attribute = CUBLASLT_MATMUL_DESC_BIAS_POINTER, .fused = 0},
+                // fp32 does not fuse GELU
+                {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, .only_new = DT_FLOATX == DT_F32},
+                {.attribute = CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, .only_new = true}};
 
+// the heuristic answers the first where there is no algorithm; that is no error, and nothing is printed
 static const cublasStatus_t STATUSES[] = {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_ALLOC_FAILED,
                                           CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_INTERNAL_ERROR};
 
 static void refuse(const Refusal &r) {
-    simt::lt_settings().refused_algorithms = r.algorithms, simt::lt_settings().refused_epilogues = r.epilogues;
+    simt::LtSettings &s = simt::lt_settings();
+    s.refused_algorithms = r.algorithms, s.refused_epilogues = r.epilogues, s.refused_heuristics = r.heuristics;
+    s.refused_attribute = r.attribute;
 }
 
-static void assert_replaced(const Gpu &gpu, const Refusal &r) {
-    const LtAlgorithm *plan = &gpu.matmuls->algorithms[0];
-    assert_int_equal(plan->desc ? (int)plan->algo.data[1] : -1, r.algorithm);
-    assert_int_equal(plan->fused, r.fused);
-}
-
-TEST(test_refused_choices_are_replaced) {
-    for (const Refusal &r : REFUSALS) {
-        for (int how = 0; how < 16; how++) {  // untimed or timed; refused from the start or later; how
-            Gpu gpu;
-            simt::lt_settings().refusal = STATUSES[how / 4];
-            Layer l(48, 64, 96);
-            gpu.exec.skip_autotune = how % 2;
-            refuse(how % 4 < 2 ? Refusal{} : r);
-            std::string said = stderr_of([&] {
-                check_forward(&gpu, &l, 1);
-                refuse(r);
-                check_forward(&gpu, &l, 1);
-            });
-            assert_replaced(gpu, r);
-            bool timed_without_any = how % 4 == 2 && r.algorithm < 0;
-            assert_int_equal(contains(said, "no algorithm of cuBLASLt gives right results"), timed_without_any);
-            int refused = simt::lt_counts().refused, heuristics = simt::lt_counts().heuristics;
-            assert_true(refused > 0);
-            check_forward(&gpu, &l, 1);  // the new choice is remembered
-            assert_int_equal(simt::lt_counts().refused, refused);
-            assert_int_equal(simt::lt_counts().heuristics, heuristics);
-            simt::lt_counts().refused = 0;
-        }
+static void assert_replaced(const Gpu &gpu, const Refusal &r, bool later) {
+    const Refusal &expected = later && r.only_new ? Refusal{} : r;
+    for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
+        assert_int_equal(gpu.matmuls->algorithms[i].desc == NULL, expected.own);
     }
+    assert_int_equal(gpu.matmuls->algorithms[0].fused, expected.fused);
 }
 
 static void check_some(Gpu *gpu, Layer *l) {
@@ -833,31 +825,33 @@ static void check_some(Gpu *gpu, Layer *l) {
     check_backward(gpu, l, TRAINING);
 }
 
-// An error of the library for a choice does not end the run: of the heuristic for epilogues or for all GEMMs, and of an
-// attribute, from the start or at a later launch.
-TEST(test_errors_are_replaced) {
-    static const int attributes[] = {3, 7, 8, 11, 12, -1, -1};  // TRANSA, EPILOGUE; its pointers and AUX_LD; none
-    for (int how = 0; how < 4 * (int)std::size(attributes); how++) {
-        int attribute = attributes[how / 4];
-        bool later = how % 4 < 2;
-        Layer l(48, 64, 96);
-        Gpu gpu;
-        gpu.exec.skip_autotune = how % 2;
-        simt::lt_settings() = simt::LtSettings();
-        simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
-        simt::lt_settings().refusal = STATUSES[1 + how % 3];
-        std::string said = stderr_of([&] {
-            if (later) { check_some(&gpu, &l); }
-            if (attribute < 0) { simt::lt_settings().refused_heuristics = how < 24 ? ~1u : ~0u; }
-            simt::lt_settings().refused_attribute = attribute;
-            check_some(&gpu, &l);
-        });
-        assert_int_equal(contains(said, ": cublasLtMatmulAlgoGetHeuristic: "), attribute < 0 && !later);
-        assert_true(!later || attribute != CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
-                    contains(said, "matmul (m=96 n=48 k=64 TN "));
-        int used = 0;
-        for (int i = 0; i < gpu.matmuls->num_algorithms; i++) { used += gpu.matmuls->algorithms[i].desc != NULL; }
-        assert_int_equal(used > 0, later || (how >= 8 && how < 24));
+// refused from the start, or later, after a choice was made
+TEST(test_refused_choices_are_replaced) {
+    for (const Refusal &r : REFUSALS) {
+        for (int how = 0; how < 4 * (int)std::size(STATUSES); how++) {
+            bool later = how & 1, timed = how & 2;
+            Gpu gpu;
+            Layer l(48, 64, 96);
+            gpu.exec.skip_autotune = !timed;
+            simt::lt_settings().refusal = STATUSES[how / 4];
+            simt::lt_counts().refused = 0;
+            refuse({});
+            std::string said = stderr_of([&] {
+                if (later) { check_some(&gpu, &l); }
+                refuse(r);
+                check_some(&gpu, &l);
+            });
+            assert_replaced(gpu, r, later);
+            assert_true(!later || r.only_new || contains(said, "matmul (m=96 n=48 k=64 TN "));
+            assert_int_equal(contains(said, ": cublasLtMatmulAlgoGetHeuristic: "), r.heuristics && !later && how >= 4);
+            assert_int_equal(contains(said, "no algorithm of cuBLASLt gives right results"),
+                             r.algorithms && r.own && timed && !later);
+            simt::LtCounts before = simt::lt_counts();
+            assert_int_equal(before.refused > 0, r.algorithms || r.epilogues);
+            check_some(&gpu, &l);  // the new choice is remembered
+            assert_int_equal(simt::lt_counts().refused, before.refused);
+            assert_int_equal(simt::lt_counts().heuristics, before.heuristics);
+        }
     }
 }
 
@@ -892,7 +886,7 @@ TEST(test_refusal_in_capture) {
                 assert_close("forward", l.got.out, l.wanted.out, FLOATX_TOLERANCE);
                 l.got.reset(GRAD_SET);
             });
-        assert_replaced(gpu, r);
+        assert_replaced(gpu, r, true);
     }
 }
 
@@ -1016,8 +1010,8 @@ TEST(test_refusal_of_one_rank) {
         }
     }
     assert_int_equal(news.read, news.bytes.size());
-    assert_replaced(first, {0, 0, 0, LT_BIAS});
-    assert_replaced(other, REFUSALS[0]);
+    assert_int_equal(first.matmuls->algorithms[0].algo.data[1], 0);
+    assert_int_equal(other.matmuls->algorithms[0].algo.data[1], 1);
 }
 
 // TRAIN_GPT2_AUTOTUNE=0: nothing is timed, and the cache is neither read nor written. Rank 0 decides for all ranks.

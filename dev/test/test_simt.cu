@@ -1,9 +1,9 @@
 /*
 Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h) and of the device functions in cuda_common.cuh, as far as
-the kernels' rows in test_ops and test_layouts do not cover them.
-The first group also holds on a GPU. The emulator runs it three times, with different warp orders, mma roundings and
-completions of cp.async. The second group covers the emulator alone: the race check, aborts on misuse, the order of
-streams, and the errors of the runtime.
+the kernels' rows in test_ops and test_layouts do not cover them: these notice a wrong shuffle, vote, cp.async, mma or
+rounding.
+The first group also holds on a GPU. The second covers the emulator alone: the race check, aborts on misuse, the order
+of streams, and the errors of the runtime.
 */
 #include <sstream>  // before the macro fail() of cmocka
 #include "testing.h"
@@ -21,114 +21,15 @@ TEST(test_cuda_check) {
     assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
 }
 
-// ---- warps
-
-enum { NUM_SHUFFLES = 5 };
-static __global__ void warp_operations(int *shuffled, unsigned *voted) {
-    wait_for_previous_kernel();
-    SHARED_ARRAY(uint16_t, halves, 64);
-    int lane = lane_id(), *s = shuffled + threadIdx.x * NUM_SHUFFLES;
-    halves[threadIdx.x] = (uint16_t)lane;
-    s[0] = __shfl_up_sync(0xffffffffu, lane, 2);
-    s[1] = __shfl_up_sync(0xffffffffu, lane, 1, 4);
-    s[2] = __shfl_xor_sync(0xffffffffu, lane, 6);
-    if (lane == 1) { __syncwarp(2); }  // lane 1 alone, while other lanes of the next mask already wait
-    s[3] = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 1) : -1;
-    s[4] = halves[threadIdx.x];  // two lanes sharing four bytes do not race
-    voted[threadIdx.x] = __ballot_sync(0xffffffffu, lane % 3 == 1);
-}
-
-TEST(test_warp_operations) {
-    DeviceArray<int> shuffled(64 * NUM_SHUFFLES);
-    DeviceArray<unsigned> voted(64);
-    LAUNCH(warp_operations, 1, 64, 0, nullptr, shuffled.at, voted.at);
-    std::vector<int> s = shuffled.host();
-    for (unsigned vote : voted.host()) { assert_int_equal(vote, 0x92492492u); }
-    for (int thread = 0; thread < 64; thread++) {
-        int l = thread % 32;
-        int expected[NUM_SHUFFLES] = {l < 2 ? l : l - 2, l % 4 == 0 ? l : l - 1, l ^ 6, l < 16 ? l ^ 1 : -1, l};
-        assert_memory_equal(&s[thread * NUM_SHUFFLES], expected, sizeof expected);
-    }
-}
-
 // ---- rounding
-
-static const struct {
-    float x;
-    uint16_t bits;  // of x as bf16
-} conversions[] = {{1, 0x3f80},           {-0.0f, 0x8000},       {1 + 0x1p-8f, 0x3f80},   {1 + 3 * 0x1p-8f, 0x3f82},
-                   {0x1.0102p0f, 0x3f81}, {-149, 0xc315},        {INFINITY, 0x7f80},      {-INFINITY, 0xff80},
-                   {3.4e38f, 0x7f80},     {0x1p-149f, 0},        {0.3f, 0x3e9a},          {-17.7f, 0xc18e},
-                   {NAN, 0x7fff},         {-0x1.81p-3f, 0xbe40}, {-0x1.8101p-3f, 0xbe41}, {100.5f, 0x42c9}};
-
-static __global__ void convert(uint32_t *pairs, float *unpacked, float *powers, const float *x, int n) {
-    wait_for_previous_kernel();
-    int i = (int)threadIdx.x;
-    if (i >= n / 2) { return; }
-    pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-    float2 two = unpack_bf16(pairs[i]);
-    unpacked[2 * i] = two.x;
-    unpacked[2 * i + 1] = two.y;
-    for (int j = 2 * i; j < 2 * i + 2; j++) { powers[j] = exp2_fast(x[j]); }
-}
-
-TEST(test_conversions) {
-    std::vector<float> x;
-    for (const auto &c : conversions) { x.push_back(c.x); }
-    DeviceArray<float> in(x), unpacked(x.size()), powers(x.size());
-    DeviceArray<uint32_t> pairs(x.size() / 2);
-    LAUNCH(convert, 1, 32, 0, nullptr, pairs.at, unpacked.at, powers.at, in.at, (int)x.size());
-    std::vector<uint32_t> p = pairs.host();
-    std::vector<float> u = unpacked.host(), e = powers.host();
-    for (size_t i = 0; i < x.size(); i++) {
-        float power = exp2f(x[i]), value = bits_to_float((uint32_t)conversions[i].bits << 16);
-        if (power < 0x1p-126f) { power = 0; }
-        assert_int_equal(p[i / 2] >> 16 * (i % 2) & 0xffff, conversions[i].bits);
-        assert_true(isnan(x[i]) ? isnan(u[i]) && isnan(e[i]) : u[i] == value);
-        assert_true(isnan(x[i]) || e[i] == power || fabsf(e[i] - power) <= 5e-7f * power);
-        bf16 on_host = float_to_bf16(x[i]);
-        assert_true(isnan(x[i]) ? isnan(bf16_to_float(on_host)) : on_host.bits == conversions[i].bits);
-    }
-}
 
 // test_adamw.c checks means and independence over steps, elements and tensors, and test_ops the bits on the device.
 TEST(test_stochastic_rounding) {
-    for (uint32_t nan : {0x7fffffffu, 0xffffffffu}) {  // the addition would make zeros of them
+    for (uint32_t nan : {0x7fffffffu, 0xffffffffu, 0x7f800001u}) {  // sums would be zeros, and cut bits infinity
         assert_true(isnan(bf16_to_float(bf16_round_stochastic(bits_to_float(nan), 0xffff))));
         assert_true(isnan(bf16_to_float(float_to_bf16(bits_to_float(nan)))));
     }
     assert_true(group_rounding_bits(1, 2, 3, ROUND_M, 2) != group_rounding_bits(9, 2, 3, ROUND_M, 2));  // other seeds
-}
-
-// ---- cp.async
-
-// Two groups of copies in flight: a lane reads its own word of the first, and the word of lane 31 - lane of the second.
-// In the second only lanes 0 to 19 copy valid data.
-static __global__ void copy_in_groups(uint32_t *out, const uint32_t *in) {
-    wait_for_previous_kernel();
-    DYNAMIC_SHARED(uint32_t, buffer);
-    int lane = lane_id(), own = 4 * lane;
-    cp_async(shared_address(buffer + own), in + own, true);
-    cp_async_commit();
-    cp_async(shared_address(buffer + 128 + own), in + 128 + own, lane < 20);
-    cp_async_commit();
-    cp_async_wait<1>();  // the first group is visible to the lane that copied it
-    out[lane] = buffer[own + 3];
-    cp_async_wait<0>();
-    __syncwarp();  // both groups are visible to all lanes
-    out[32 + lane] = buffer[128 + 4 * (31 - lane) + 1];
-}
-
-TEST(test_cp_async) {
-    std::vector<uint32_t> in(256);
-    for (uint32_t i = 0; i < 256; i++) { in[i] = i + 1; }
-    DeviceArray<uint32_t> from(in), to(64);
-    LAUNCH(copy_in_groups, 1, 32, 1024, nullptr, to.at, from.at);
-    std::vector<uint32_t> out = to.host();
-    for (uint32_t i = 0; i < 32; i++) {
-        assert_int_equal(out[i], in[4 * i + 3]);
-        assert_int_equal(out[32 + i], i < 12 ? 0 : in[128 + 4 * (31 - i) + 1]);
-    }
 }
 
 // ---- streams, events and graphs
@@ -315,6 +216,11 @@ TEST(test_tensor_core_sum) {
     }
 }
 
+TEST(test_pairs_of_bf16) {
+    assert_int_equal(pack_bf16(NAN, 1), 0x3f807fff);
+    assert_true(unpack_bf16(0x3f80ffff).y == 1);
+}
+
 // SIMT_APPROX: errors of at most NVIDIA's bounds, and of more than half of them somewhere; equal inputs, equal results.
 // Off: the correctly rounded value.
 TEST(test_approximate) {
@@ -357,7 +263,7 @@ struct Racer {
     uint32_t matrix[4];
     void barrier() { correct ? __syncthreads() : (void)0; }
     void warp_barrier() { correct ? __syncwarp() : (void)0; }
-    void wait() { correct ? cp_async_wait<0>() : (void)0; }
+    void wait() { correct ? cp_async_wait<0>() : cp_async_wait<1>(); }
     void copy(int to) { cp_async(shared_address(x + 4 * to), global + 64 + 4 * to, true), cp_async_commit(); }
     void set(int at, float value) { x[4 * at] = value; }
     void read(int at) { global[i] = x[4 * at]; }
@@ -392,7 +298,8 @@ static const struct {
     {"write after update", [](Racer &t) { t.add(), t.barrier(), t.write(0, 40); }},
     {"a barrier of half a warp",
      [](Racer &t) {
-         t.set(t.i, 1), __syncwarp(t.correct ? ~0u : t.i & 16 ? ~0xffffu : 0xffffu), t.read(t.other_lane);
+         t.set(t.i, 1), t.i % 32 == 1 ? __syncwarp(2) : (void)0;  // alone, while other lanes wait with another mask
+         __syncwarp(t.correct ? ~0u : t.i & 16 ? ~0xffffu : 0xffffu), t.read(t.other_lane);
      }},
     {"ldmatrix after write",
      [](Racer &t) { t.set(t.i, 1), t.barrier(), ldmatrix_x4(t.matrix, shared_address(t.x + 4 * t.other_warp)); }},
@@ -550,17 +457,6 @@ static __global__ void add(float *x, float value, int n) {
     wait_for_previous_kernel();
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) { x[i] += value; }
-}
-
-// SIMT_CAPABILITY=75: a T4
-TEST(test_sm_75) {
-    int value = 0;
-    uint64_t copies = simt::counts().async_copies;
-    simt::settings().capability = 75;
-    CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    assert_true(value == 64 * 1024 && cuda_capability() == 75);
-    test_cp_async(state);
-    assert_int_equal(simt::counts().async_copies, copies);
 }
 
 TEST(test_memory) {
@@ -889,17 +785,8 @@ static int run_group(const char *name, const CMUnitTest *first, int count, simt:
 }
 
 int main(void) {
-    const char *const names[] = {"forward", "reverse, tensor-core rounding", "seeded, eager cp.async"};
-    const simt::Settings initial = simt::settings();
     const TestList *list = test_list();
-    int failures = 0;
-    for (int run = 0; run < 3; run++) {
-        simt::Settings settings = initial;
-        settings.warp_order = ORDERS[run];
-        settings.mma_rounding = run == 1;
-        settings.eager_async = run == 2;
-        failures += run_group(names[run], list->tests, num_portable, settings);
-    }
+    int failures = run_group("on any device", list->tests, num_portable, simt::settings());
     // These tests expect an abort or a race in the call of the launch, and read device memory, in any environment.
     simt::Settings settings;
     settings.late_streams = settings.stream_order = settings.private_memory = 0;
