@@ -5,7 +5,8 @@
 #             cuda_common.cuh. The rows of test_ops that cover the file run emulated, in three orders of the warps. A
 #             failure starts with its kind: race, value, refusal (another misuse) or hang. 5 minutes on two free cores
 #   layouts   exchanges rows, columns, halves or lanes in the emulator's mma and ldmatrix, in cuda_common.cuh and in
-#             TensorTiles of attention.cuh. test_layouts runs emulated. 2 minutes
+#             TensorTiles of attention.cuh, or drops a head size of TensorTiles. test_layouts, or attention's row of
+#             test_ops, runs emulated. 3 minutes
 #   ptx       changes asm statements and C++. The program is that of the unchanged sources: rows of test_ops run on the
 #             mutant's PTX, in bf16 for sm_90. 5 minutes
 #   waits     deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel,
@@ -56,11 +57,11 @@ barriers() { # the rows of llmc/self_check/cases.h that cover a file's kernels, 
     done
 }
 
-layouts() { # "file@text@replacement", for every occurrence of the text
-    local file text replacement
-    while IFS=@ read -r file text replacement; do
-        echo "$file@s/$(literal "$text")/$(literal "$replacement")/g@layouts@$file: $text becomes $replacement"
-    done <<'END'
+layouts() { # "file@text@replacement@test", for every occurrence of the text; without a test it is test_layouts
+    local row=bf16:attention_forward file text replacement test
+    while IFS=@ read -r file text replacement test; do
+        echo "$file@s/$(literal "$text")/$(literal "$replacement")/g@${test:-layouts}@$file: $text becomes $replacement"
+    done <<END
 dev/emulator/simt.h@a[g + i % 2 * 8][t + i / 2 * 8@a[g + i / 2 * 8][t + i % 2 * 8
 dev/emulator/simt.h@b[t + i * 8][g] = low_bf16@b[t + i * 8][g] = high_bf16
 dev/emulator/simt.h@c[g + i / 2 * 8][t + i % 2] =@c[g + i % 2 * 8][t + i / 2] =
@@ -70,13 +71,14 @@ dev/emulator/simt.h@element[j + 1][i] : element[i][j + 1]@element[j + 1][i] : el
 dev/emulator/simt.h@= high << 16 | low@= low << 16 | high
 dev/emulator/simt.h@lane = m * 8 + row@lane = row * 4 + m
 llmc/common/cuda_common.cuh@half(high) << 16 | half(low)@half(low) << 16 | half(high)
-llmc/attention.cuh@(lane_id() % 16, lane_id() / 16, k)@(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2, k)
-llmc/attention.cuh@chunk_offset(lane % 16, lane / 16, j)@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)
-llmc/attention.cuh@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@chunk_offset(lane % 16, lane / 16, j)
-llmc/attention.cuh@{top[0], top[1], bottom[0], bottom[1]}@{top[0], bottom[0], top[1], bottom[1]}
-llmc/attention.cuh@x[2 * m + i % 2][4 * k + i / 2 * 2]@x[2 * m + i / 2][4 * k + i % 2 * 2]
-llmc/attention.cuh@first_row() + r * 8 + lane_id() / 4@first_row() + r * 8 + lane_id() % 8
-llmc/attention.cuh@c / 2 * 8 + lane_id() % 4 * 2 + c % 2@c / 2 * 8 + lane_id() % 4 + c % 2 * 4
+llmc/attention.cuh@(lane_id() % 16, lane_id() / 16, k)@(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2, k)@$row
+llmc/attention.cuh@chunk_offset(lane % 16, lane / 16, j)@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@$row
+llmc/attention.cuh@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@chunk_offset(lane % 16, lane / 16, j)@$row
+llmc/attention.cuh@{top[0], top[1], bottom[0], bottom[1]}@{top[0], bottom[0], top[1], bottom[1]}@$row
+llmc/attention.cuh@x[2 * m + i % 2][4 * k + i / 2 * 2]@x[2 * m + i / 2][4 * k + i % 2 * 2]@$row
+llmc/attention.cuh@first_row() + r * 8 + lane_id() / 4@first_row() + r * 8 + lane_id() % 8@$row
+llmc/attention.cuh@c / 2 * 8 + lane_id() % 4 * 2 + c % 2@c / 2 * 8 + lane_id() % 4 + c % 2 * 4@$row
+llmc/attention.cuh@case 80: return@case 81: return
 END
 }
 literal() { sed 's/[][\/.*^$+?(){}|&]/\\&/g' <<<"$1"; }
@@ -194,7 +196,7 @@ check_row() { # ROW PRECISION
 check_layouts() {
     emulated dev/test/test_layouts.cu layouts bf16 || return
     timeout 300 ./layouts >log 2>&1 && return
-    sed -nE 's/^simt: /refused: /p; s/^(.*: found .*)$/\1/p; s/^\[  ERROR   \] --- //p' log | grep -m 1 . || echo FAILS
+    grep -m 1 -E 'simt: |ERROR' log || echo FAILS
 }
 
 check_ptx() { # ROW. The program is that of the unchanged sources
@@ -245,7 +247,7 @@ first_failure() {
     local test
     cp -r "$scratch/sources" "$1" && cd "$1" || return
     sed -i -E "$3" "$2"
-    if cmp -s "$2" "$root/$2"; then
+    if cmp -s "$2" "$scratch/sources/$2"; then
         echo "changes nothing"
     else
         for test in $4; do check "$test" 2>/dev/null | grep . && break; done
