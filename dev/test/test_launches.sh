@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does every launch fit the GPUs of doc/gpu.md?   dev/test/test_launches.sh
-# A block has at most 65,536 registers (a warp takes a multiple of 256), the threads of __launch_bounds__, and the shared
-# memory of its architecture, static and dynamic. CUDA reserves 1 KB of a multiprocessor's for the block besides.
+# A block has at most 65,536 registers, of which a warp takes a multiple of 256; the threads of __launch_bounds__; and
+# the shared memory of its architecture, static and dynamic, besides the KB that CUDA reserves for each block.
 # test_ops makes the launches in the emulator with this shared memory; no kernel runs. Registers and static shared
 # memory are in the output of ptxas that dev/test/test_nvcc.sh saves. Needs nvcc; else it is skipped.
 set -uo pipefail
