@@ -30,7 +30,6 @@ ulimit -c 0
 # why a mutant may survive, by its name without a line number
 declare -A kept=(
     ["launch_dependents before wait"]="kernels run one after another here; dev/test/test_sass.sh finds the missing wait"
-    ["train_gpt2.cu: comm_watch(m->groups.world);"]="gpt2_update's: emulated NCCL blocks inside its calls, which are watched"
 )
 
 # each_line FILE REGEXP REPLACEMENT TESTS: a mutant for each line that matches, or one that changes nothing
@@ -118,7 +117,8 @@ uninitialised sum@llmc/layernorm.cuh@s/float sum = 0, squares = 0;/float sum, sq
 END
 }
 
-# "file@extended regular expression@replacement@test"
+# "file@extended regular expression@replacement@test". gpt2_update's comm_watch is left out: no test can notice it, since
+# collectives of the emulated NCCL block inside their calls
 waits() {
     local file pattern replacement test
     while IFS=@ read -r file pattern replacement test; do
