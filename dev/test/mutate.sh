@@ -117,8 +117,8 @@ uninitialised sum@llmc/layernorm.cuh@s/float sum = 0, squares = 0;/float sum, sq
 END
 }
 
-# "file@extended regular expression@replacement@test". gpt2_update's comm_watch is left out: no test can notice it, since
-# collectives of the emulated NCCL block inside their calls
+# "file@extended regular expression@replacement@test". gpt2_update's comm_watch is left out: no test can notice its
+# deletion, since collectives of the emulated NCCL block inside their calls
 waits() {
     local file pattern replacement test
     while IFS=@ read -r file pattern replacement test; do
