@@ -1,7 +1,6 @@
 /*
-Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h) and of the device functions in cuda_common.cuh, as far as
-the kernels' rows in test_ops and test_layouts do not cover them: these notice a wrong shuffle, vote, cp.async, mma or
-rounding.
+Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h). Wrong shuffles, votes, cp.async, mma and roundings are left
+to the kernels' rows of test_ops and to test_layouts, which notice them.
 The first group also holds on a GPU. The second covers the emulator alone: the race check, aborts on misuse, the order
 of streams, and the errors of the runtime.
 */
