@@ -33,7 +33,7 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #ifdef SIMT_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
-#ifdef SIMT_TSAN  // -fsanitize=thread
+#ifdef SIMT_TSAN  // tests.mk defines it beside -fsanitize=thread
 #include <sanitizer/tsan_interface.h>
 #endif
 

@@ -17,7 +17,7 @@ defines: the functions of NCCL that comm_nccl.cuh calls, with their types and co
                other begins before it has finished. Then ranks that begin the collectives of overlapping groups in
                different orders wait for each other for ever.
   Memory       The first collective of a group takes SIMT_NCCL_MIB (16) of device memory.
-  Failure      That a rank has ended is not reported, but with SIMT_NCCL_REMOTE=1: as ncclRemoteError, asynchronously. A
+  Failure      Nothing reports that a rank has ended. With SIMT_NCCL_REMOTE=1 it is an asynchronous ncclRemoteError. A
                process without progress for SIMT_NCCL_SECONDS (120) names the ranks that it waits for, and aborts. It
                also aborts where ranks make different calls, and in ncclCommFinalize while a CUDA graph holds
                collectives of the group.

@@ -83,8 +83,8 @@ END
 }
 literal() { sed 's/[][\/.*^$+?(){}|&]/\\&/g' <<<"$1"; }
 
-# "name@file@change@rows of cases.h". The emulator's g++ sees no asm. The C++ is undefined, differs from the arguments
-# that the host passes, or is as wrong for g++: the PTX run itself must notice a missing bar.sync
+# "name@file@change@rows of cases.h". Most change asm, which g++ never sees. The others change C++ that nvcc compiles
+# otherwise than g++, or the types of arguments that the host passes. The PTX run must notice a missing barrier too.
 ptx() {
     local asm=llmc/common/ptx.cuh common=llmc/common/cuda_common.cuh attention=attention_forward name file change rows
     while IFS=@ read -r name file change rows; do

@@ -781,8 +781,8 @@ TEST(test_one_wrong_element_is_seen) {
 
 // ---- a library that crashes, refuses what it offers, or is wrong
 
-// What the library refuses: bits of algorithms, of epilogues and of heuristics for epilogues, or an attribute of the
-// descriptor. Then a forward GEMM is our own or the library's, with the bias fused or not.
+// The library refuses the algorithms, the epilogues and the heuristics for epilogues of these bits, or one attribute of
+// the descriptor. A forward GEMM is then our own, or the library's with `fused`.
 static const struct Refusal {
     uint32_t algorithms = 0, epilogues = 0, heuristics = 0;
     int attribute = -1;
@@ -825,7 +825,7 @@ static void check_some(Gpu *gpu, Layer *l) {
     check_backward(gpu, l, TRAINING);
 }
 
-// refused from the start, or later, after a choice was made
+// The library refuses from the start, or later, after a choice was made.
 TEST(test_refused_choices_are_replaced) {
     for (const Refusal &r : REFUSALS) {
         for (int how = 0; how < 4 * (int)std::size(STATUSES); how++) {
