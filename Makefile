@@ -29,8 +29,7 @@ ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
 
-# ---- how one program is compiled. A target may set compiler, precision, comm, options, libraries,
-# CFLAGS
+# ---- how one program is compiled. A target may set compiler, precision, comm, options, libraries, CFLAGS
 
 compiler = $(CC) -x c -std=gnu11
 precision = $(PRECISION)
@@ -87,7 +86,7 @@ include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 dry_run := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 remember = $(eval $(shell echo '$(2)' | cmp -s - $(1) || \
 	$(if $(dry_run),echo .PHONY: $(1),{ mkdir -p $(dir $(1)) && echo '$(2)' > $(1); })))
-# the lines with # name files of nvcc that have a new name each time
+# drop nvcc's # lines: they name temporary files
 cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) - | grep -v '^\#'; } \
 	2>/dev/null | cksum)
@@ -114,7 +113,7 @@ test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile_for_device)
 
-include dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/quick.mk scripts/package.mk
+include dev/bench/bench.mk dev/test/tests.mk dev/fuzz/fuzz.mk scripts/quick.mk scripts/install.mk
 -include $(wildcard build/depend/*.d)
 
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))

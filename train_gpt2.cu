@@ -7,26 +7,26 @@ train_gpt2: trains GPT-2, top to bottom.
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
   7. main          train, --generate, --eval, --export, --plan, --self-check or --tokenize
-One step, from the training loop in train:
-  advance
-    start_step              enqueues the step
-      enqueue_gradients
-        gpt2_micro_step     for each micro-batch, through try_micro_step
-          gpt2_forward      embedding, block_forward for each layer
-          gpt2_backward     final layernorm, logits and loss; block_backward for each layer; embedding
-        gpt2_norm           global norm of the gradients
-      gpt2_update           AdamW or Muon: update_params of llmc/parallel/update.h
-    finish_step             reads loss and norm
+One step:
+  train                       the loop: step, save, evaluate, sample
+    advance
+      start_step              enqueues one step
+        enqueue_gradients
+          gpt2_micro_step     for each micro-batch
+            gpt2_forward      embedding; block_forward for each layer
+            gpt2_backward     final layernorm, logits, loss; block_backward for each layer, last to first; embedding
+          gpt2_norm           global norm of the gradients
+        gpt2_update           AdamW or Muon: update_params of llmc/parallel/update.h
+      finish_step             reads the loss and the norm
 Most lines of block_forward are one operation of llmc/. On one rank, a call of llmc/parallel/ is one too, or a no-op.
 */
 #include "llmc/common/check.h"               // run_error, xmalloc
 #include "llmc/ops.h"                        // Ops, Gradient, StepHyper
-#include "llmc/shapes/params.h"              // GPT2Config, ParamId
+#include "llmc/shapes/params.h"              // GPT2Config, ParamId, model_flops_per_token
 #include "llmc/memory/plan.h"                // Plan, arena_create, Scratch
 #include "llmc/shapes/activations.h"         // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"           // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/memory/activation_offload.h"  // ActivationOffload: --offload 4
-#include "llmc/memory/traffic.h"             // model_flops_per_token, for MFU
 #include "llmc/shapes/layout.h"              // ParamLayout, layer_bucket
 #include "llmc/parallel/zero.h"              // Zero: -z, --offload
 #include "llmc/parallel/update.h"            // Update: the optimizer, bucket by bucket
@@ -35,17 +35,18 @@ Most lines of block_forward are one operation of llmc/. On one rank, a call of l
 #include "llmc/run/backends.h"               // Backend, backend_choose
 #include "llmc/run/train_args.h"             // TrainArgs
 #include "llmc/run/flag_table.h"             // flag_table, read_flags
-#include "llmc/run/ranks.h"                  // Groups, open_groups, check_all_have, agreed_signal
-#include "llmc/run/fit.h"                    // choose_options, choose_what_fits, check_memory
+#include "llmc/run/ranks.h"                  // Groups, open_groups, require_same_items, agreed_signal
+#include "llmc/run/fit.h"                    // choose_options, require_memory
+#include "llmc/run/resolve.h"                // resolve_flags
 #include "llmc/run/model_source.h"           // ModelSource, model_source
-#include "llmc/run/data.h"                   // RunData, data_open, data_state_check
-#include "llmc/run/run_dir.h"                // check_run_dir, open_run_dir, evaluations_read
+#include "llmc/run/data.h"                   // RunData, data_open, require_same_data_state
+#include "llmc/run/run_dir.h"                // claim_run_dir, open_run_dir, evaluations_read
 #include "llmc/run/text.h"                   // RunText, find_tokenizer, prompt_tokens
 #include "llmc/run/generate.h"               // Generator, generate, generate_samples
 #include "llmc/run/tokenize.h"               // tokenize_corpus, train_bpe
 #include "llmc/run/evaluate.h"               // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                 // export_model
-#include "llmc/run/banner.h"                 // print_banner, print_plan, print_version
+#include "llmc/run/banner.h"                 // print_banner, plan_memory, print_version
 #include "llmc/run/hooks.h"                  // --profile and --nan-check
 #include "llmc/self_check/self_check.h"      // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/logger.h"                 // Logger
@@ -99,9 +100,12 @@ typedef struct {
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
-    // Buffers that all layers share, in this order: (N,4C) of the MLP, the logits or dqkv; (N,C), a layernorm's output;
-    // (N,C), the gradient of a matmul's input; with -tp, dresidual of all ranks.
-    Scratch mlp_scratch, norm_scratch, hidden_scratch, gathered_gradient;
+    // Buffers that all layers share. Each has one user at a time, from scratch_acquire to scratch_release.
+    // hidden_scratch is also tp.partial, so nothing may hold it while a row_parallel function runs.
+    Scratch mlp_scratch;        // (N,4C) of the MLP, the logits or dqkv
+    Scratch norm_scratch;       // (N,C) a layernorm's output
+    Scratch hidden_scratch;     // (N,C) the gradient of a matmul's input; with -tp also terms of sums over the ranks
+    Scratch gathered_gradient;  // (N,C) with -tp, dresidual of all ranks
     int classifier_rows;        // rows of a logits chunk
     ActivationOffload offload;  // --offload 4: inputs of blocks in host memory
     // ---- ranks
@@ -122,7 +126,7 @@ typedef struct {
     // The variants of a micro-step, [first of its step][last of its step]: the first sets gradients, later ones add to
     // them, and the last reduces them over the ranks.
     DeviceGraph *graphs[2][2];  // CUDA graph; NULL: not captured
-    bool has_run[2][2];         // without a graph
+    bool has_run;               // every variant of a step, without a graph
 } GPT2;
 
 // ---- pointers to one tensor of one layer
@@ -200,7 +204,7 @@ static void open_backend(GPT2 *m) {
     size_t workspace_bytes = o->backend->matmul_workspace_bytes(&m->config, &m->local, o->B, o->T);
     o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, workspace_bytes, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
-    m->exec.bf16_inputs = o->round_matmul_inputs && GEMM_HAS_BF16;
+    m->exec.bf16_inputs = o->round_matmul_inputs;
 }
 
 // Sets the shape of the next micro-batch: B sequences of T tokens, or with decode_from >= 0 T new tokens of one.
@@ -274,41 +278,32 @@ static ModelState gpt2_state(GPT2 *m) {
     return state;
 }
 
-// GPT-2's initial weights
-static void gpt2_init(GPT2 *m, uint64_t seed) {
-    ModelState state = gpt2_state(m);
-    weights_init(&state, seed);
-    zero_params_changed(&m->zero);
-}
-
 // Loads the weights of a model file, and of a resumed run's checkpoint the moments too. Closes the file. Without a
 // file, draws initial weights.
 static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
-    if (!source->has_weights) {
-        gpt2_init(m, seed);
-        return;
-    }
     ModelState state = gpt2_state(m);
-    if (*source->checkpoint) {
+    if (!source->has_weights) {
+        weights_init(&state, seed);
+    } else if (*source->checkpoint) {
         checkpoint_load(source->checkpoint, &source->weights, &state);
     } else {
         state_load(&source->weights, "", &state);
     }
-    model_close(&source->weights);
+    if (source->has_weights) { model_close(&source->weights); }
     zero_params_changed(&m->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// Where a layernorm writes: `saved`, or norm_scratch if that is NULL, since the backward recomputes the output. Release
-// it with norm_release. On one rank *own is the whole output. With -tp, *own is for this rank's rows, and the output
-// for those of all ranks: -ra 0 saves the output; -ra 1 saves *own, and the output is in norm_scratch.
+// Returns the buffer from which a matmul reads a layernorm's output: `saved`, or norm_scratch if that is NULL. Release
+// it with norm_release. On one rank the layernorm writes to it, too: *own. With -tp it writes this rank's rows to *own,
+// and the buffer gathers those of all ranks: at -ra 1 in norm_scratch, and `saved` has this rank's rows alone.
 static floatX *norm_acquire(GPT2 *m, floatX *saved, floatX **own) {
-    bool saves_own = saved && m->tp.splits_rows && m->options.gather_again;
-    floatX *output = saved && !saves_own ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
-    *own = saves_own ? saved : output + m->tp.own_offset;
-    return output;
+    bool saves_own = saved && m->tp.splits_rows && m->options.gather_again, saves_all = saved && !saves_own;
+    floatX *all = saves_all ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
+    *own = saves_own ? saved : all + m->tp.own_offset;
+    return all;
 }
 
 static void norm_release(GPT2 *m, const floatX *output) {
@@ -325,12 +320,12 @@ static const floatX *layernorm_output(GPT2 *m, floatX *saved, real *mean, real *
     return output;
 }
 
-// Attention of each sequence of the micro-batch: B sequences of T tokens, or documents of any length.
+// Attention of each sequence of the micro-batch: B sequences of T tokens, or packed sequences of any length.
 static void attention_forward(GPT2 *m, const BlockActivations *a) {
     int NH = m->local.heads, HS = m->local.head_size;
     if (!m->packed.ranges) { m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec); }
-    for (int d = 0; d < m->packed.count; d++) {
-        Range rows = m->packed.ranges[d];
+    for (int i = 0; i < m->packed.count; i++) {
+        Range rows = m->packed.ranges[i];
         size_t at = rows.offset * (size_t)m->local.attn_dim;
         m->ops->attention_forward(a->atty + at, a->lse + rows.offset * (size_t)NH, a->qkv + 3 * at, 1, (int)rows.count,
                                   NH, HS, &m->exec);
@@ -343,8 +338,8 @@ static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv,
     if (!m->packed.ranges) {
         m->ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, &m->exec);
     }
-    for (int d = 0; d < m->packed.count; d++) {
-        Range rows = m->packed.ranges[d];
+    for (int i = 0; i < m->packed.count; i++) {
+        Range rows = m->packed.ranges[i];
         size_t at = rows.offset * (size_t)m->local.attn_dim;
         m->ops->attention_backward(dqkv + 3 * at, datty + at, a->qkv + 3 * at, a->atty + at,
                                    a->lse + rows.offset * (size_t)NH, 1, (int)rows.count, NH, HS, &m->exec);
@@ -364,7 +359,7 @@ static void block_forward(GPT2 *m, int l) {
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
     const floatX *ln1 = layernorm_output(m, a->ln1, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b);
-    ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, N, C, 3 * A, ex);
+    ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, no_activation, N, C, 3 * A, ex);
     norm_release(m, ln1);
     if (m->decode_from < 0) {
         attention_forward(m, a);
@@ -377,10 +372,11 @@ static void block_forward(GPT2 *m, int l) {
     const floatX *ln2 = layernorm_output(m, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
     floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->mlp_scratch, "fch_gelu", (size_t)N * (size_t)d_ff);
     if (m->options.fuse_gelu) {
-        ops->matmul_gelu_forward(gelu, a->fch, ln2, p->fcw, p->fcb, N, C, d_ff, ex);
+        Activation activation = {MLP_ACTIVATION, a->fch, no_gradient};
+        ops->matmul_forward(gelu, ln2, p->fcw, p->fcb, NULL, activation, N, C, d_ff, ex);
     } else {
-        ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, N, C, d_ff, ex);
-        ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)d_ff, ex);
+        ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, no_activation, N, C, d_ff, ex);
+        ops->activation_forward(gelu, a->fch, MLP_ACTIVATION, (size_t)N * (size_t)d_ff, ex);
     }
     norm_release(m, ln2);
     row_parallel_forward(&m->tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, d_ff, C);
@@ -407,10 +403,26 @@ static const floatX *final_layernorm_output(GPT2 *m) {
 
 // Poisons activations first..last of block l that will be recomputed, in the slots that they share with other blocks.
 static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId last) {
-    for (int id = (int)first; id <= (int)last; id++) {
-        ActivationId tensor = (ActivationId)id;
-        if (is_saved(m, tensor, l) || activation_specs[id].home != IN_SLOTS) { continue; }
-        device_poison(m->device, activation(m, tensor, l), activation_bytes(m, tensor), &m->exec);
+    for (ActivationId id = first; id <= last; id = (ActivationId)(id + 1)) {
+        if (is_saved(m, id, l) || activation_specs[id].home != IN_SLOTS) { continue; }
+        device_poison(m->device, activation(m, id, l), activation_bytes(m, id), &m->exec);
+    }
+}
+
+// Waits for block l's parameters (-z 3, --offload 3) and for memory for its output (--offload 4), and begins to fetch
+// the next block's parameters. Without these flags it does nothing.
+static void block_forward_begin(GPT2 *m, int l) {
+    zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(l + 1));
+    offload_acquire(&m->offload, output_of_block(&m->options.recompute, l));
+}
+
+// Begins to store block l's output in host memory (--offload 4), and poisons what the backward recomputes.
+static void block_forward_end(GPT2 *m, int l) {
+    offload_store(&m->offload, output_of_block(&m->options.recompute, l));
+    poison_recomputed(m, l, LN1, FCH_GELU);
+    // block l has read the output of block l - 1; without a backward both are in one slot
+    if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
+        poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
     }
 }
 
@@ -432,20 +444,15 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Pac
 static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
-        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(l + 1));
-        offload_acquire(&m->offload, output_of_block(&m->options.recompute, l));
+        block_forward_begin(m, l);
         block_forward(m, l);
-        offload_store(&m->offload, output_of_block(&m->options.recompute, l));
-        poison_recomputed(m, l, LN1, FCH_GELU);
-        // block l has read the output of block l - 1; without a backward both are in one slot
-        if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
-            poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
-        }
+        block_forward_end(m, l);
     }
 }
 
-// The final layernorm, then logits and losses in chunks of rows: *loss += scale * sum of losses. With dlnf, also the
-// gradients of scale * loss: dlnf (N,C) =, with -tp a rank's term of a sum over the ranks, and wte's gradient = or +=
+// The final layernorm, then logits and losses in chunks of rows: *loss += scale * sum of losses. If dlnf (N,C) is
+// given, it becomes the gradient of scale * loss (with -tp, this rank's part of the sum), and wte's gradient is set or
+// added to per mode.
 static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -457,12 +464,12 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
         int rows = N - row < chunk ? N - row : chunk;
         size_t at = (size_t)row * (size_t)C;
         floatX *logits = scratch_acquire(&m->mlp_scratch, "logits", (size_t)rows * (size_t)vocab);
-        ops->matmul_forward(logits, lnf + at, wte, NULL, NULL, rows, C, vocab, ex);
+        ops->matmul_forward(logits, lnf + at, wte, NULL, NULL, no_activation, rows, C, vocab, ex);
         vocab_parallel_classifier(&m->tp, losses + row, logits, m->tensors.targets + row, dlnf ? scale : 0, rows,
                                   m->config.vocab_size);
         if (dlnf) {  // the classifier overwrote the logits with dlogits
             GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf + at, wte, NULL,
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, logits, lnf + at, wte, no_activation,
                                  chunk_mode, rows, C, vocab, ex);
         }
         scratch_release(&m->mlp_scratch);
@@ -496,7 +503,7 @@ static void recompute_attention(GPT2 *m, int l) {
     if (!a->recomputes_attention) { return; }
     const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
     rows_wait(&m->tp, ln1);
-    m->ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
+    m->ops->matmul_forward(a->qkv, ln1, p->qkvw, p->qkvb, NULL, no_activation, N, C, 3 * A, &m->exec);
     norm_release(m, ln1);
     attention_forward(m, a);
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
@@ -508,7 +515,8 @@ static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
     const BlockActivations *a = &m->block_activations[l];
     if (!a->recomputes_fch) { return; }
     rows_wait(&m->tp, ln2);
-    m->ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.d_ff, &m->exec);
+    m->ops->matmul_forward(a->fch, ln2, p->fcw, p->fcb, NULL, no_activation, m->B * m->T, m->config.channels,
+                           m->local.d_ff, &m->exec);
 }
 
 // from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->mlp_scratch
@@ -516,7 +524,7 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.d_ff;
     if (a->fch_gelu) { return a->fch_gelu; }
     floatX *gelu = scratch_acquire(&m->mlp_scratch, "fch_gelu", elements);
-    m->ops->gelu_forward(gelu, a->fch, elements, &m->exec);
+    m->ops->activation_forward(gelu, a->fch, MLP_ACTIVATION, elements, &m->exec);
     return gelu;
 }
 
@@ -552,8 +560,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     // fcb's gradient, the column sums of dfch, is a by-product of the matmul that sums in its type: in floatX the one
     // that writes dfch, in fp32 the one that reads it
     bool floatX_bias = g->fcb.dtype == DT_FLOATX;
-    row_parallel_backward(&m->tp, dfch, g->fcprojw, g->fcprojb, floatX_bias ? g->fcb : no_gradient, dout, gelu,
-                          p->fcprojw, a->fch, mode, N, d_ff, C);
+    Activation activation = {MLP_ACTIVATION, a->fch, floatX_bias ? g->fcb : no_gradient};
+    row_parallel_backward(&m->tp, dfch, g->fcprojw, g->fcprojb, dout, gelu, p->fcprojw, activation, mode, N, d_ff, C);
     release_gradient(m);
     floatX *partial_dln2 = scratch_acquire(&m->hidden_scratch, "dln2", m->tp.all_elements);
     const floatX *dln2 = column_parallel_backward(&m->tp, partial_dln2, g->fcw, floatX_bias ? no_gradient : g->fcb,
@@ -568,8 +576,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     dout = gather_gradient(m, dresidual);
     const floatX *ln1 = recompute_layernorm(m, a->ln1, a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
     floatX *datty = scratch_acquire(&m->hidden_scratch, "datty", (size_t)N * (size_t)A);
-    row_parallel_backward(&m->tp, datty, g->attprojw, g->attprojb, no_gradient, dout, a->atty, p->attprojw, NULL, mode,
-                          N, A, C);
+    row_parallel_backward(&m->tp, datty, g->attprojw, g->attprojb, dout, a->atty, p->attprojw, no_activation, mode, N,
+                          A, C);
     release_gradient(m);
     floatX *dqkv = scratch_acquire(&m->mlp_scratch, "dqkv", (size_t)N * 3 * (size_t)A);
     attention_backward(m, a, dqkv, datty);
@@ -610,6 +618,29 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
     scratch_release(&m->hidden_scratch);
 }
 
+// -r 4: runs the forward of the checkpoint segment that ends at block l again, but for block l itself, which
+// block_backward recomputes. Does nothing if no segment ends here.
+static void recompute_segment(GPT2 *m, int l) {
+    int first = recompute_from(&m->options.recompute, l);
+    if (first <= l) { offload_wait(&m->offload, input_of_block(&m->options.recompute, first)); }
+    for (int k = first; k < l; k++) {
+        zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
+        block_forward(m, k);
+    }
+}
+
+// Waits for block l's parameters and for memory for its gradients, and begins to fetch the parameters read next.
+static void block_backward_begin(GPT2 *m, int l) {
+    zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(backward_next(&m->options.recompute, l)));
+    zero_grads_acquire(&m->zero, layer_bucket(l));
+}
+
+// Begins to reduce block l's gradients over the ranks, and poisons the activations that the backward recomputed.
+static void block_backward_end(GPT2 *m, int l) {
+    poison_recomputed(m, l, LN1, RESIDUAL3);
+    zero_grads_reduce(&m->zero, layer_bucket(l));
+}
+
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
 // of the whole update. With -z, gradients are reduced over the data-parallel ranks during the next block's backward.
 static void gpt2_backward(GPT2 *m, real scale) {
@@ -619,18 +650,10 @@ static void gpt2_backward(GPT2 *m, real scale) {
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        // -r 4: the forward of the checkpoint segment that ends at l again, except its last block.
-        int first = recompute_from(&m->options.recompute, l);
-        if (first <= l) { offload_wait(&m->offload, input_of_block(&m->options.recompute, first)); }
-        for (int k = first; k < l; k++) {
-            zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
-            block_forward(m, k);  // with -ge 1 the fused GELU, as in the forward
-        }
-        zero_params_wait(&m->zero, layer_bucket(l), layer_bucket(backward_next(&m->options.recompute, l)));
-        zero_grads_acquire(&m->zero, layer_bucket(l));
+        recompute_segment(m, l);
+        block_backward_begin(m, l);
         block_backward(m, l, dresidual, mode);
-        poison_recomputed(m, l, LN1, RESIDUAL3);
-        zero_grads_reduce(&m->zero, layer_bucket(l));
+        block_backward_end(m, l);
     }
     embedding_backward(m, dresidual, mode);
     zero_grads_reduce(&m->zero, embeddings_bucket());
@@ -638,32 +661,30 @@ static void gpt2_backward(GPT2 *m, real scale) {
 }
 
 // Forward and backward of the staged micro-batch, number `micro` of its step. A GPU replays them as one CUDA graph,
-// which spares the host hundreds of launches: the first time runs without a graph, since it autotunes matmuls, and the
-// second is captured. A graph cannot wait for a collective or a copy that began outside of it, so we wait before the
-// capture and before each launch. False if the driver refused the graph: a second call captures without early launches.
-static bool try_micro_step(GPT2 *m, int micro) {
+// which spares the host hundreds of launches. The first step runs without graphs, since it autotunes matmuls and counts
+// the bytes sent. The second captures them, and once more without PDL if the driver refuses a graph. A graph cannot
+// wait for a collective or a copy that began outside of it, so we wait before the capture and before each launch.
+static void gpt2_micro_step(GPT2 *m, int micro) {
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
     DeviceGraph **graph = &m->graphs[first][last];
     bool uses_graph = m->device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
-                      !m->packed.ranges && m->has_run[first][last];
-    zero_micro_step(&m->zero, micro, m->options.micro_steps);
-    if (uses_graph) { zero_wait_all(&m->zero); }
-    if (uses_graph && *graph) {
-        m->device->graph_launch(*graph, &m->exec);
-        return true;
+                      !m->packed.ranges && m->has_run;
+    for (bool done = false; !done;) {  // a second time if the driver refuses the graph
+        zero_micro_step(&m->zero, micro, m->options.micro_steps);
+        if (uses_graph) { zero_wait_all(&m->zero); }
+        if (uses_graph && *graph) {
+            m->device->graph_launch(*graph, &m->exec);
+            return;
+        }
+        if (uses_graph) { m->device->capture_begin(&m->exec); }
+        m->offload.stores = true;
+        gpt2_forward(m);
+        gpt2_backward(m, 1 / m->update_targets);
+        m->offload.stores = false;
+        m->has_run |= last;
+        if (uses_graph) { *graph = m->device->capture_end(&m->exec); }
+        done = !uses_graph || *graph;
     }
-    if (uses_graph) { m->device->capture_begin(&m->exec); }
-    m->offload.stores = true;
-    gpt2_forward(m);
-    gpt2_backward(m, 1 / m->update_targets);
-    m->offload.stores = false;
-    m->has_run[first][last] = true;
-    if (uses_graph) { *graph = m->device->capture_end(&m->exec); }
-    return !uses_graph || *graph;
-}
-
-static void gpt2_micro_step(GPT2 *m, int micro) {
-    if (!try_micro_step(m, micro)) { try_micro_step(m, micro); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -687,14 +708,15 @@ static void gpt2_norm(GPT2 *m) {
     m->device->enqueue_fill(m->norm_squared, 0, sizeof(real), &m->exec);
     zero_norm_squared(&m->zero, m->norm_squared);
     if (m->local.tp_rank > 0) { m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec); }
-    CommWork work = comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec);
-    comm_wait(work, world, &m->exec);
+    comm_wait(comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec), world, &m->exec);
 }
+
+// *norm_squared += 0 * loss: NaN if the loss is not finite. The update skips a step whose norm is NaN.
+static void carry_nan_to_norm(GPT2 *m) { m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
     comm_watch(m->groups.world);  // reading the norm ended the watch
-    // norm += 0 * loss: NaN if the loss is not finite, and a step whose norm is NaN is skipped
-    m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);
+    carry_nan_to_norm(m);
     floatX *matrices = scratch_acquire(&m->mlp_scratch, "Muon's matrices", muon_scratch_elements(&m->layout));
     update_params(&m->update, matrices, m->norm_squared, hyper);
     scratch_release(&m->mlp_scratch);
@@ -711,9 +733,9 @@ static void gpt2_logits(GPT2 *m, int row, float *logits) {
     const floatX *lnf = final_layernorm_output(m);
     floatX *all = scratch_acquire(&m->mlp_scratch, "logits", (size_t)vocab * (size_t)m->local.tp_size);
     floatX *own = all + (size_t)vocab * (size_t)m->local.tp_rank;
-    m->ops->matmul_forward(own, lnf + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
-    CommWork work = comm_all_gather(all, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
-    comm_wait(work, tp_comm, &m->exec);
+    m->ops->matmul_forward(own, lnf + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, no_activation, 1, C, vocab,
+                           &m->exec);
+    comm_wait(comm_all_gather(all, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec), tp_comm, &m->exec);
     norm_release(m, lnf);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     finish_work(m);
@@ -723,8 +745,7 @@ static void gpt2_logits(GPT2 *m, int row, float *logits) {
     scratch_release(&m->mlp_scratch);
 }
 
-// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. A chunk has at most as many
-// tokens as the activations have rows. logits (V): of the last token, on the host. model: a GPT2, for Generator.
+// Generator.prefill. A chunk has at most as many tokens as the activations have rows.
 static void gpt2_prefill(void *model, const int *tokens, int from, int n, float *logits) {
     GPT2 *m = (GPT2 *)model;
     int chunk = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
@@ -749,7 +770,7 @@ static Generator gpt2_generator(GPT2 *m, const TrainArgs *a, const Tokenizer *to
 typedef struct {
     const TrainArgs *args;
     const Backend *backend;
-    Comm *host;  // all ranks that mpirun started; main closes it
+    Comm *launched;  // all ranks that mpirun started; main closes it
     Groups groups;
     ModelSource source;
     char chosen[FLAG_TEXT];  // by -r auto, for the banner
@@ -760,7 +781,8 @@ typedef struct {
     Evaluations evaluations;
     Logger log;
     Profile profile;
-    long long step, max_steps;    // finished steps, and their number at the end
+    // saved <= step <= enqueued <= step + 1
+    long long step, max_steps;    // finished steps (saved <= step <= enqueued), and their number at the end
     long long enqueued;           // steps that the device was given: on a GPU one more than `step`
     StepReport reports[2];        // of the steps on the device, double-buffered: step n is at n % 2
     long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
@@ -785,9 +807,9 @@ static bool can_mark_done(const Run *run, bool ending) {
     return run->step < run->max_steps || !evaluation_due(&run->evaluations, run->args, run->step, ending);
 }
 
-// Saves RUN/name, and deletes `state`, the content of state.json. The logs reach the disk first: otherwise a power cut
-// could leave a checkpoint without its steps in metrics.jsonl. A failure is a warning, and the next save tries again;
-// ending: an error, since the run ends now.
+// Saves RUN/name. Takes ownership of `state`, the content of state.json. The logs reach the disk first: otherwise a
+// power cut could leave a checkpoint without its steps in metrics.jsonl. A failure is a warning, and the next save
+// tries again; ending: an error, since the run ends now.
 static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool ending) {
     double start = now_seconds();
     uint32_t crcs[2];
@@ -826,7 +848,7 @@ static void note_validation(Run *run, double loss, bool ending) {
     Evaluations *e = &run->evaluations;
     comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
     evaluations_add(e, run->step, loss);
-    evaluations_check_patience(e, run->args->patience);
+    evaluations_apply_patience(e, run->args->patience);
     if (!keeps_best(run->args) || !(logged_loss(loss) < e->best)) { return; }
     cJSON *state = run_state(run);
     cJSON_AddNumberToObject(state, "val_loss", logged_loss(loss));
@@ -839,9 +861,9 @@ static void restore_run(Run *run, const char *folder) {
     char file[PATH_LENGTH];
     format_path(file, "%s/state.json", folder);
     cJSON *state = checkpoint_load_state(folder);
-    data_state_check(state, &run->data, run->args, file);
+    require_same_data_state(state, &run->data, run->args, file);
     outliers_restore(&run->outliers, state, file);
-    run->step = resumed_step(state, run->args, folder);
+    run->step = resumed_step(state, run->args, run->source.step, file);
     run->saved = has_ending(folder, "/best") ? 0 : run->step;
     run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
     data_state_seek(state, &run->data, file);
@@ -856,7 +878,8 @@ static const char *stop_reason(const Run *run) {
     if (*run->evaluations.patience_over) { return run->evaluations.patience_over; }
     if (run->outliers.skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
     if (limit > 0 && comm_max(now_seconds() - run->started > limit, world)) { return "--time-limit is up"; }
-    return signal_text(agreed_signal(world));
+    int signal_number = agreed_signal(world);
+    return signal_number ? strsignal(signal_number) : "";
 }
 
 // ---- evaluation
@@ -868,20 +891,18 @@ static real device_number(GPT2 *m, const real *x) {
     return value;
 }
 
-// the sum of x over the data-parallel ranks, in fp32
+// EvalModel.sum
 static double sum_over_ranks(void *model, double x) {
     GPT2 *m = (GPT2 *)model;
     Comm *dp = m->groups.dp;
     if (dp->size == 1) { return x; }
     real value = (real)x;
     m->device->upload(m->loss, &value, sizeof value);
-    CommWork work = comm_all_reduce(m->loss, 1, DT_REAL, dp, &m->exec);
-    comm_wait(work, dp, &m->exec);
+    comm_wait(comm_all_reduce(m->loss, 1, DT_REAL, dp, &m->exec), dp, &m->exec);
     return (double)device_number(m, m->loss);
 }
 
-// The mean loss of the B*T rows of a micro-batch, without gradients. losses (B,T): NULL, or the loss at each position,
-// on the host.
+// EvalModel.loss: forward without gradients
 static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                         real *losses) {
     GPT2 *m = (GPT2 *)model;
@@ -986,6 +1007,7 @@ static bool start_step(Run *run) {
     StepReport *report = &run->reports[buffer];
     report->start_time = now_seconds();
     report->skipped = "";
+    report->sent = groups_sent(&m->groups);
     *report->origin = 0;
     if (run->args->overfit) { dataloader_seek(loader, 0); }
     uint64_t first = loader->position, sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
@@ -1004,6 +1026,7 @@ static bool start_step(Run *run) {
         if (run->args->nan_check && !finite) { find_origin(run, first, report->origin, sizeof report->origin); }
     }
     if (!*report->skipped) { gpt2_update(m, &hyper); }
+    report->sent = groups_sent(&m->groups) - report->sent;
     run->enqueued++;
     return true;
 }
@@ -1022,61 +1045,53 @@ static StepReport finish_step(Run *run) {
     return *report;
 }
 
-// ---- from flags to a run that can take steps. *a changes by --fit, -f auto and the length of the run. Flags, data and
-// memory are checked before the banner, since building the model may take a minute; a new -o once more after it
+// ---- from flags to a run that can take steps. Flags, data and memory are checked before the banner, since building
+// the model may take a minute; a new -o once more after it
 
 // Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
-static void open_ranks(Run *run, TrainArgs *a, Comm *host) {
+static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
     memset(run, 0, sizeof *run);
     run->args = a;
-    run->host = host;
-    run->lock = -1;
+    run->launched = launched;
     run->backend = backend_choose((DeviceChoice)a->device, true);
-    run->groups = open_groups(a, run->backend->device, host);
-    name_run_dir(a, run->groups.world);
-    if (run->groups.world->rank == 0) {
-        run->lock = lock_run_dir(a->run_dir);
-        check_run_dir(a, a->resume);
-    }
-    check_last_checkpoint(a, run->groups.world);
-    choose_matmul_inputs(a, run->backend, run->groups.world);
+    run->groups = open_groups(a, run->backend->device, launched);
+    run->lock = run->groups.world->rank == 0 ? claim_run_dir(a) : -1;
+    comm_barrier(run->groups.world);  // no rank opens a checkpoint that rank 0 has not checked
 }
 
 // Phase 2, what data and checkpoint say: shape, weights, tokenizer, number of steps; step and position to resume from.
+// *a gets its values in effect, and does not change afterwards.
 static void open_data(Run *run, TrainArgs *a) {
-    Comm *world = run->groups.world;
     RunText *text = &run->text;
     data_open(&run->data, a);
     run->source = model_source(a, run->data.files.vocab_size);
     const GPT2Config *c = &run->source.config;
-    check_same_model(&run->source, world);
-    check_length(a, c);
-    check_rows(a);
-    check_text_fits(&run->data, a, &run->source);
+    resolve_flags(a, &run->data.train_files, c, run->backend, run->groups.world, stdout);
+    require_length(a, c);
+    require_rows(a);
+    require_fitting_text(&run->data, a, &run->source);
     if (data_find_tokenizer(&text->file, &run->data, a, c->vocab_size)) { text->tokenizer = &text->file; }
     data_open_loaders(&run->data, a, c->vocab_size, text->tokenizer, run->groups.dp);
     if (*run->source.checkpoint) { restore_run(run, run->source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_last_step(&run->data, a, run->step);
-    if (run->max_steps > run->planned_steps) { data_check_ids(&run->data, a, run->max_steps - run->step); }
+    if (run->max_steps > run->planned_steps) { require_data_ids(&run->data, a, run->max_steps - run->step); }
     FILE *notes = a->sample_every > 0 ? stdout : NULL;
     text->prompt_length = prompt_tokens(text->tokenizer, a->prompt, c, notes, &text->prompt);
     data_open_hellaswag(&run->data, a, text->tokenizer, c->vocab_size);
-    check_same_data(&run->data, world);
     cJSON *state = run_state(run);
-    cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)text->prompt_length);
-    check_all_have(world, state, "all ranks need the same files at -o and -e");
+    require_same_input(state, &run->data, &run->source, run->groups.world);
 }
 
-// Phase 3, what fits: --fit and -r auto choose flags. Stops if disk or memory is too small.
-static ModelOptions choose_memory(Run *run, TrainArgs *a) {
+// Phase 3, what fits: -r auto chooses a level. Stops if disk or memory is too small.
+static ModelOptions choose_memory(Run *run) {
+    const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
     const GPT2Config *c = &run->source.config;
-    if (a->run_dir && world->rank == 0) { check_disk(a, c); }
-    if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
+    if (a->run_dir && world->rank == 0) { require_disk_space(a, c); }
     ModelOptions options = choose_options(run->chosen, a, c, run->backend, world);
-    if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
-    comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
+    if (!a->fit || *a->fit) { require_memory(a, c, &options, world); }  // --fit without a number has just checked
+    comm_barrier(world);  // a rank's allocation must not change another rank's require_memory
     return options;
 }
 
@@ -1087,7 +1102,7 @@ static void build_model(Run *run, ModelOptions options) {
     options.fallback = self_check_at_start(run->backend, run->groups.world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
-    if (is_gpu(run->backend)) { print_early_launches(); }
+    if (is_gpu(run->backend)) { print_pdl(); }
     profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
     gpt2_load(&run->model, &run->source, (uint64_t)a->seed);
     run->enqueued = run->step;
@@ -1118,7 +1133,7 @@ static void run_close(Run *run) {
     data_close(&run->data, run->args);
     text_close(&run->text);
     gpt2_free(&run->model);
-    close_groups(&run->groups, run->host);
+    close_groups(&run->groups, run->launched);
     if (run->lock >= 0) { close(run->lock); }
 }
 
@@ -1140,13 +1155,13 @@ static void advance(Run *run) {
 
 // The training loop. At a pause the checkpoint comes first: a scheduler may kill the run before a long evaluation ends.
 // DONE_ of the last step comes last, for a script that restarts the run until that file exists.
-static void train(TrainArgs *a, Comm *host) {
+static void train(TrainArgs *a, Comm *launched) {
     Run run;
-    open_ranks(&run, a, host);
+    open_ranks(&run, a, launched);
     open_data(&run, a);
-    ModelOptions options = choose_memory(&run, a);
+    ModelOptions options = choose_memory(&run);
     catch_signals(a);
-    print_banner(a, &run.source.config, &options, run.chosen, &run.data, run.groups.world, run.step, run.max_steps);
+    print_banner(a, &run.source, &options, run.chosen, &run.data, run.groups.world, run.step, run.max_steps);
     build_model(&run, options);
     open_files(&run);
     run.started = now_seconds();
@@ -1156,8 +1171,8 @@ static void train(TrainArgs *a, Comm *host) {
         ending = *reason || run.step >= run.max_steps;
         if (*reason) { logger_stopped(&run.log, run.step, run.max_steps, reason); }
         if (run.step > run.saved && is_due(run.step, a->checkpoint_every, ending)) { save_step(&run, ending); }
-        check_skips(a, &run.outliers, &run.log, ending);
-        check_time_limit(a, run.log.steps_seen, reason);
+        require_updates(&run.outliers, &run.log, ending);
+        require_progress(a, run.log.steps_seen, reason);
         if (ending && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluations, a, run.step, ending)) {
             evaluate(&run, ending);
@@ -1174,24 +1189,25 @@ static void train(TrainArgs *a, Comm *host) {
 }
 
 // --generate and --eval, of the trained model of -e. Notes go to stderr: stdout has the text or the scores alone.
-static void use_trained(TrainArgs *a, Comm *host) {
+static void use_trained(TrainArgs *a, Comm *launched) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     const GPT2Config *c = &source.config;
-    check_trained(&source, a->generate ? "--generate" : "--eval", a);
+    require_weights(&source, a->generate ? "--generate" : "--eval", a);
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     RunText text;
     EvalFile file;
     memset(&text, 0, sizeof text);
+    resolve_flags(a, NULL, c, backend, launched, stderr);
+    require_length(a, c);
+    if (find_tokenizer(&text.file, a, c->vocab_size)) { text.tokenizer = &text.file; }
     if (a->generate) {
-        if (find_tokenizer(&text.file, a, c->vocab_size)) { text.tokenizer = &text.file; }
         text.prompt_length = prompt_tokens(text.tokenizer, a->prompt, c, stderr, &text.prompt);
     } else {
-        check_length(a, c);
-        eval_open(&file, a, c);
+        eval_open(&file, a, c, text.tokenizer);
     }
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true);
     ModelOptions options = model_options(a, c, backend);
-    Groups groups = open_groups(a, backend->device, host);
-    check_memory(a, c, &options, groups.world);
+    Groups groups = open_groups(a, backend->device, launched);
+    require_memory(a, c, &options, groups.world);
     options.fallback = self_check_at_start(backend, groups.world, stderr);
     GPT2 model;
     gpt2_build(&model, *c, options, groups);
@@ -1205,46 +1221,31 @@ static void use_trained(TrainArgs *a, Comm *host) {
         eval_close(&file);
     }
     gpt2_free(&model);
-    close_groups(&groups, host);
+    close_groups(&groups, launched);
     text_close(&text);
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
+static void self_check_device(TrainArgs *a, Comm *launched) {
+    (void)launched;
+    self_check_print(backend_choose((DeviceChoice)a->device, true));
+}
+
 int main(int argc, char **argv) {
-    start_process(argv);
+#define MODE_MAIN(flag, main, obeys, needs) main,
+    static void (*const mains[])(TrainArgs *, Comm *) = {MODES(MODE_MAIN)};
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk, also in MPI
     if (self_check_is_child(argc, argv)) { return self_check_child(argv, &cpu_backend, gpu_backend); }
-    Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
+    Comm *launched = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);
-    int status = 0;
-    args_set_ranks(&args, host);
-    share_machine(&args, host);
-    if (args.help) {
-        print_help();
-    } else if (args.version) {
-        print_version();
-    } else if (args.self_check) {
-        args_check_mode(&args);
-        if (host->rank == 0) { status = self_check_print(backend_choose((DeviceChoice)args.device, true)); }
-    } else {
-        args_check(&args);
-        if (args.plan) {
-            print_plan(&args, host);
-        } else if (args.export_format) {
-            export_model(&args);
-        } else if (args.train_bpe) {
-            train_bpe(&args);
-        } else if (args.tokenize) {
-            tokenize_corpus(&args);
-        } else if (args.generate || args.eval) {
-            use_trained(&args, host);
-        } else {
-            train(&args, host);
-        }
-    }
+    args_set_ranks(&args, launched);
+    share_machine(&args, launched);
+    require_consistent_flags(&args);
+    mains[mode_of(&args)](&args, launched);
     cJSON_Delete(run_flags);
-    if (!received_signal) { check_stdout(); }  // a signal may have ended the reader of stdout too
-    comm_close(host);
-    return status;
+    if (!received_signal) { require_stdout(); }  // a signal may have ended the reader of stdout too
+    comm_close(launched);
+    return 0;
 }
 #endif

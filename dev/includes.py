@@ -8,7 +8,7 @@
    that two headers define belongs to neither.
    `#include "..."  // IWYU pragma: export` passes the names of a header on.
    A column of an operation (adamw_cpu.h, adamw.cuh) includes its contract (adamw.h) in any case.
-   The names in a macro count where it is expanded.
+   The names in a macro count where it is expanded, and those of flag_table.def in flag_table.h.
 2. A folder includes only folders that are before it in ORDER.
 """
 import collections
@@ -27,7 +27,7 @@ FUNCTION = re.compile(r"^(?!typedef|#|\s|\}|return)[^\n=;{}]*?\b(\w+)\([^;{}]*?\
 OTHERS = [re.compile(pattern, re.M | re.S) for pattern in (
     r"^#define (\w{3,})", r"^\} (\w+);", r"^typedef [^{}\n]*?\b(\w+);", r"^typedef [^;{}]*?\(\*(\w+)\)\(",
     r"^(?:typedef )?(?:struct|union|enum) (\w+) \{", r"^(?:static|extern) const [^=;(]*?\b(\w+)(?:\[[^\]]*\])* = ")]
-MACRO = re.compile(r"^#define \w+(?:[^\n\\]|\\\n|\\.)*", re.M)
+MACRO = re.compile(r"^#define (\w+)(?:[^\n\\]|\\\n|\\.)*", re.M)
 USE = re.compile(r"(?<![\w.])(?<!->)(?<!struct )([A-Za-z_]\w*)(?=\s*(\(?))")
 ENUM = re.compile(r"^(?:typedef )?enum(?: \w+)? \{(.*?)\}", re.M | re.S)
 
@@ -45,6 +45,8 @@ def main():
         if path.endswith((".h", ".cuh", ".cu")):
             with open(path, encoding="utf-8") as file:
                 files[path] = file.read()
+    with open("llmc/run/flag_table.def", encoding="utf-8") as rows:
+        files["llmc/run/flag_table.h"] += rows.read()
     codes = {path: ATTRIBUTE.sub("", NOT_CODE.sub(" ", text)) for path, text in files.items()}
     owners, functions = collections.defaultdict(set), set()
     for path, code in codes.items():
@@ -60,21 +62,26 @@ def main():
         for name in re.findall(r"^#undef (\w+)", code, re.M):
             owners.pop(name, None)
 
+    macros = {m.group(1): m.group() for code in codes.values() for m in MACRO.finditer(code)}
+
     def provides(header):
         return {header}.union(*map(provides, EXPORT.findall(files.get(header, ""))))
 
-    def names_used(code, path):
-        """{header: names of it that the code uses}"""
+    def names_used(code, path, values=False):
+        """{header: names of it that the code uses}; values: a function that is not called counts too"""
         used = collections.defaultdict(set)
         for name, follows in USE.findall(code):
             owner = owners.get(name, {path})
-            if len(owner) == 1 and not owner & {path, "train_gpt2.cu"} and (follows or name not in functions):
+            called = follows or values or name not in functions
+            if len(owner) == 1 and not owner & {path, "train_gpt2.cu"} and called:
                 used[next(iter(owner))].add(name)
         return used
 
     findings = 0
     for path, code in codes.items():
-        used, in_macros = (names_used(text, path) for text in (MACRO.sub("", code), code))
+        used = names_used(MACRO.sub("", code), path)
+        expanded = [body for name, body in macros.items() if re.search(rf"\b{name}\b", code)]
+        in_macros = names_used("\n".join([code, *expanded]), path, values=True)
         included = INCLUDE.findall(files[path])
         provided = set().union(*map(provides, included))
         missing = sorted(h for h in set(used) - provided

@@ -8,21 +8,17 @@ Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes
             of moments, and the scale of a block is a maximum over its lanes. A lane has fewer than 4 only at the end of
             a range.
 Ranges      A block finds the first range of its interval by binary search: 11 reads for 1200 ranges.
-Templates   over storage: weights with master, with remainder, alone; moments in fp32, bf16, 8 bits; gradients in fp32,
-            bf16.
+Templates   over storage: weights with remainders, or alone; moments in fp32, bf16, 8 bits; gradients in fp32, bf16.
 Bits        An element depends on itself and the scale of its block alone: the same bits for any grid. They are the
             reference's bits, since nvcc rounds division and square root correctly by default.
 Norm        The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are
             arguments.
 Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. Per parameter, on the shortest path
             through the sm_90 code:
-              fp32 master and moments     30 bytes = 210 instructions; the kernel has 41
               bf16 moments, remainder     18 bytes = 126 instructions; the kernel has 88
               8-bit moments, remainder    14 bytes =  98 instructions; the kernel has 141, the time of 20 bytes
             With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 64. So memory is the limit,
             except with 8-bit moments.
-defines: ADAMW_THREADS, ADAMW_GROUP, load_group, store_group, WeightGroup, load_moment, store_moment, update_sweep,
-         cuda_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -35,11 +31,9 @@ enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements that a block updates at a time
 static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp updates one block of moments at a time");
 
-enum { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
-
 // blocks per multiprocessor: with remainders or rounded moments the registers do not suffice for four
-static constexpr int adamw_blocks(int weights, bool moments_are_rounded) {
-    return weights == WEIGHTS_WITH_REMAINDER || moments_are_rounded ? 3 : 4;
+static constexpr int adamw_blocks(bool remainders, bool moments_are_rounded) {
+    return remainders || moments_are_rounded ? 3 : 4;
 }
 
 // ---- a lane's elements in their storage types
@@ -100,41 +94,34 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &
     return random_bits;
 }
 
-// a lane's weights: params and their masters or remainders
-template <int WEIGHTS> struct WeightGroup {
+// a lane's weights: params, with remainders or alone
+template <bool REMAINDERS> struct WeightGroup {
     floatX w[ADAMW_GROUP];
-    float master[ADAMW_GROUP];  // with params alone: the new weights, which store() rounds
+    float exact[ADAMW_GROUP];  // of params alone: the new weights, which store() rounds
     int16_t remainder[ADAMW_GROUP];
 
     // elements [i, i + count) of the flat arrays, zeros after them
     template <bool WHOLE> __device__ __forceinline__ void load(const OptimizerState &state, size_t i, int count) {
-        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
-            load_group<WHOLE>(master, state.master + i, count);
-        } else {
-            load_group<WHOLE>(w, state.params + i, count);
-        }
-        if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { load_group<WHOLE>(remainder, state.remainder + i, count); }
+        load_group<WHOLE>(w, state.params + i, count);
+        if constexpr (REMAINDERS) { load_group<WHOLE>(remainder, state.remainder + i, count); }
     }
 
     template <bool WHOLE>
     __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count, const UpdateRange &range,
                                           const StepScales &s) {
-        if constexpr (WEIGHTS == WEIGHTS_ALONE) {
+        if constexpr (!REMAINDERS) {
             uint64_t random_bits = adamw_random_bits(range, s, ROUND_WEIGHT, i);
             UNROLL
             for (int k = 0; k < ADAMW_GROUP; k++) {
-                w[k] = to_floatX_stochastic(master[k], element_rounding_bits(random_bits, k));
+                w[k] = to_floatX_stochastic(exact[k], element_rounding_bits(random_bits, k));
             }
         }
-        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) { store_group<WHOLE>(state.master + i, master, count); }
-        if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { store_group<WHOLE>(state.remainder + i, remainder, count); }
+        if constexpr (REMAINDERS) { store_group<WHOLE>(state.remainder + i, remainder, count); }
         store_group<WHOLE, true>(state.params + i, w, count);
     }
 
     __device__ __forceinline__ float get(int k) const {
-        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
-            return master[k];
-        } else if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) {
+        if constexpr (REMAINDERS) {
             return joined_real(w[k], remainder[k]);
         } else {
             return to_real(w[k]);
@@ -143,7 +130,7 @@ template <int WEIGHTS> struct WeightGroup {
 
     __device__ __forceinline__ void set(int k, float weight) {
         w[k] = to_floatX_half_up(weight);
-        master[k] = weight;
+        exact[k] = weight;
         remainder[k] = remainder_of(weight);
     }
 };
@@ -256,15 +243,15 @@ static __device__ __forceinline__ void update_sweep(const UpdateRange *ranges, i
 }
 
 // M: the storage type of moments, G: of gradients
-template <int WEIGHTS, class M, class G>
-static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
+template <bool REMAINDERS, class M, class G>
+static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(REMAINDERS, !std::is_same_v<M, float>))
     adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
                  int num_ranges, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(s.clip, *norm_squared);
     update_sweep(ranges, num_ranges, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
-        WeightGroup<WEIGHTS> weights;
+        WeightGroup<REMAINDERS> weights;
         float m[ADAMW_GROUP], v[ADAMW_GROUP];
         G g[ADAMW_GROUP];
         weights.template load<WHOLE>(state, i, count);
@@ -284,16 +271,14 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !s
 
 // ---- launcher
 
-template <class M, class G> static inline auto adamw_kernel_of(int weights) {
-    return weights == WEIGHTS_WITH_MASTER      ? adamw_kernel<WEIGHTS_WITH_MASTER, M, G>
-           : weights == WEIGHTS_WITH_REMAINDER ? adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G>
-                                               : adamw_kernel<WEIGHTS_ALONE, M, G>;
+template <class M, class G> static inline auto adamw_kernel_of(bool remainders) {
+    return remainders ? adamw_kernel<true, M, G> : adamw_kernel<false, M, G>;
 }
 
-template <class G> static inline auto adamw_kernel_of(int weights, DType moments) {
-    return moments == DT_U8     ? adamw_kernel_of<uint8_t, G>(weights)
-           : moments == DT_BF16 ? adamw_kernel_of<bf16, G>(weights)
-                                : adamw_kernel_of<float, G>(weights);
+template <class G> static inline auto adamw_kernel_of(bool remainders, DType moments) {
+    return moments == DT_U8     ? adamw_kernel_of<uint8_t, G>(remainders)
+           : moments == DT_BF16 ? adamw_kernel_of<bf16, G>(remainders)
+                                : adamw_kernel_of<float, G>(remainders);
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
@@ -301,10 +286,10 @@ static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads
                                      Exec *ex) {
     (void)n;
     if (num_ranges == 0) { return; }
-    int weights = state->master ? WEIGHTS_WITH_MASTER : state->remainder ? WEIGHTS_WITH_REMAINDER : WEIGHTS_ALONE;
-    auto kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(weights, state->moments)
-                                         : adamw_kernel_of<float>(weights, state->moments);
-    int blocks = ex->cuda->multiprocessors * adamw_blocks(weights, state->moments != DT_REAL);
+    bool remainders = state->remainder != nullptr;
+    auto kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(remainders, state->moments)
+                                         : adamw_kernel_of<float>(remainders, state->moments);
+    int blocks = ex->cuda->multiprocessors * adamw_blocks(remainders, state->moments != DT_REAL);
     LAUNCH(kernel, blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at, norm_squared, ranges, num_ranges,
            step_scales(hyper));
 }

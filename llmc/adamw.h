@@ -4,8 +4,8 @@ AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by g
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
 The arithmetic is in real. The storage of each number is independent of it:
-  w   an fp32 master and params rounded from it; or params and a 16-bit remainder (floatx.h), the same numbers bit for
-      bit; or params alone. bf16 params alone are rounded stochastically: to nearest, most updates would be lost
+  w   params and a 16-bit remainder, which together are an fp32 number (floatx.h); or params alone. bf16 params alone
+      are rounded stochastically: to nearest, most updates would be lost
   m v real; or bf16, rounded stochastically; or 8 bits with a scale per 128 neighbours (moments.h), rounded
       stochastically. To nearest, v would never decay: with beta2 = 0.999 a step changes v by less than one bf16 unit
   g   real or bf16
@@ -13,14 +13,12 @@ The random bits of stochastic rounding are keyed by seed, step, tensor, element 
 Nothing is updated if the norm of the gradients is not finite.
 Every multiply-add is written as one fma, which no compiler splits or forms: all compilers and the CUDA kernel compute
 the same bits. A build for CPUs without FMA (x86-64-v2) calls libm's fma for each one, element by element, and is slow.
-Shapes      params, master, remainder, m, v and g are flat arrays of one layout; UpdateRange selects elements of them.
+Shapes      params, remainder, m, v and g are flat arrays of one layout; UpdateRange selects elements of them.
 Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               fp32       28    w 4, m 4, v 4, g 4
-              bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
+              bf16       28    w 2, remainder 2, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: StepScales, step_scales, adamw_grad_scale, adamw_weight, view_element, reference_rounding_bits,
-         reference_weight, reference_weight_store, reference_moment, reference_moment_store, reference_adamw_update
 */
 #pragma once
 #include "llmc/common/rng.h"
@@ -65,7 +63,7 @@ static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e
     return range->view_offset + row * range->view_stride + col;
 }
 
-// ---- the textbook: MOMENT_BLOCK elements at a time, since 8-bit moments share a scale
+// ---- the reference: MOMENT_BLOCK elements at a time, since 8-bit moments share a scale
 
 // the random bits that round w, m or v of element e of a range
 static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t e, Rounded what,
@@ -77,14 +75,11 @@ static inline uint32_t reference_rounding_bits(const UpdateRange *range, size_t 
 }
 
 static inline real reference_weight(const OptimizerState *state, size_t i) {
-    if (state->master) { return state->master[i]; }
     return state->remainder ? joined_real(state->params[i], state->remainder[i]) : to_real(state->params[i]);
 }
 
 static inline void reference_weight_store(const OptimizerState *state, size_t i, real w, uint32_t random_bits) {
-    bool alone = !state->master && !state->remainder;
-    state->params[i] = alone ? to_floatX_stochastic(w, random_bits) : to_floatX_half_up(w);
-    if (state->master) { state->master[i] = w; }
+    state->params[i] = state->remainder ? to_floatX_half_up(w) : to_floatX_stochastic(w, random_bits);
     if (state->remainder) { state->remainder[i] = remainder_of(w); }
 }
 

@@ -1,8 +1,6 @@
 /*
 AdamW on the CPU: tiles of elements that stay in the L1 cache, and loops that compilers vectorise. The bits are those of
 reference_adamw_update, which has the formulas.
-defines: ADAMW_TILE, tile_of, tile_of_weights, tile_size, tile_of_moment, tile_store_weights, tile_store_moment,
-         cpu_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -25,7 +23,6 @@ static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *
 }
 
 static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_t n, real *buffer) {
-    if (state->master) { return state->master + i; }
     if (!state->remainder) { return tile_of(state->params, DT_FLOATX, i, n, buffer); }
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { buffer[e] = joined_real(state->params[i + e], state->remainder[i + e]); }
@@ -85,16 +82,16 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
                                       const UpdateRange *range, StepScales s) {
     uint16_t random_bits[ADAMW_TILE];
     floatX *params = state->params + i;
-    if (state->master || state->remainder) {
+    if (state->remainder) {
+        int16_t *remainder = state->remainder + i;
 #pragma omp simd
-        for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
+        for (size_t e = 0; e < n; e++) {
+            params[e] = to_floatX_half_up(w[e]);
+            remainder[e] = remainder_of(w[e]);
+        }
     } else if (DT_FLOATX == DT_BF16) {
         tile_random_bits(random_bits, ROUND_WEIGHT, i, n, range, s);
         tile_round((bf16 *)(void *)params, w, random_bits, n);
-    }
-    if (state->remainder) {
-#pragma omp simd
-        for (size_t e = 0; e < n; e++) { state->remainder[i + e] = remainder_of(w[e]); }
     }
 }
 

@@ -14,7 +14,6 @@ Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH
 Bytes       A thread block reads its own rows once, OWN of them, and the other side's rows up to the diagonal. The other
             side is read T / (2 OWN) times per head, from L2, since the blocks of a head run at about the same time.
             Outputs are written once, 16 bytes a thread. dQ reads its rows of dout twice, the second time from L2.
-defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
 */
 #pragma once
 #include "llmc/common/device.cuh"

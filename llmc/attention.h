@@ -9,7 +9,6 @@ Causal multi-head self-attention on packed queries, keys and values.
 Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH,T) real. N = B*T, C = NH*HS
 Semantics   out, lse and dqkv are written with =. No output may overlap an input.
 Bytes       forward 4NC floatX, backward 8NC floatX.
-defines: reference_attention_forward, reference_attention_decode, reference_attention_backward
 */
 #pragma once
 #include "llmc/common/check.h"

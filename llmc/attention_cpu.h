@@ -2,8 +2,7 @@
 Causal attention on the CPU.
 A thread computes one head of one sequence, TILE_N queries at a time. Scores are transposed, (keys, queries), and exist
 for these queries only: T x TILE_N, never T x T. Keys after the last query of a tile are skipped, which halves the work.
-Heads are copied into rows of real, padded to whole tiles, so that every head size and storage type is one case.
-defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
+Heads are copied into rows of real, padded to whole tiles, so one code path serves every head size and storage type.
 */
 #pragma once
 #include "llmc/attention.h"

@@ -16,7 +16,6 @@ Bytes       NV floatX read; NVp written for a gradient. About 13 instructions an
             unit take half as long as the memory: several rows at a time hide one behind the other.
 With tensor parallelism the two passes are two kernels. Every thread combines the statistics of all ranks, 12 bytes a
 row and rank, in the same order.
-defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
 */
 #pragma once
 #include "llmc/classifier.h"

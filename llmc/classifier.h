@@ -11,8 +11,6 @@ exp(logit - m), and the target's logit (0 if another rank has the target). Over 
 classifier_statistics reads the logits twice, classifier_from_statistics reads and writes them once. The row goes
 through memory once more than on a single rank.
 Source      online softmax: Milakov, Gimelshein 2018; over ranks: Megatron-LM's vocabulary-parallel cross entropy.
-defines: classifier_columns, reference_classifier, reference_classifier_statistics,
-         reference_classifier_from_statistics, reference_loss_sum
 */
 #pragma once
 #include "llmc/ops.h"

@@ -1,7 +1,4 @@
-/*
-Softmax cross entropy on the CPU, a row at a time. The row stays in cache between its three passes.
-defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statistics, cpu_loss_sum
-*/
+// Softmax cross entropy on the CPU, a row at a time. The row stays in cache between its three passes.
 #pragma once
 #include "llmc/classifier.h"
 #include "llmc/common/floatx.h"

@@ -1,13 +1,10 @@
-/*
-The operations on the CPU: the fast ones and the textbook's. A signature that differs from ops.h does not compile.
-defines: cpu_ops, reference_ops
-*/
+// The operations on the CPU: the fast ones and the reference's. A signature that differs from ops.h does not compile.
 #pragma once
+#include "llmc/activation_cpu.h"   // IWYU pragma: export
 #include "llmc/adamw_cpu.h"        // IWYU pragma: export
 #include "llmc/attention_cpu.h"    // IWYU pragma: export
 #include "llmc/classifier_cpu.h"   // IWYU pragma: export
 #include "llmc/embedding_cpu.h"    // IWYU pragma: export
-#include "llmc/gelu_cpu.h"         // IWYU pragma: export
 #include "llmc/global_norm_cpu.h"  // IWYU pragma: export
 #include "llmc/gradient_cpu.h"     // IWYU pragma: export
 #include "llmc/layernorm_cpu.h"    // IWYU pragma: export

@@ -1,13 +1,10 @@
-/*
-The CUDA backend: the kernels of every operation, in one table. A signature that differs from ops.h does not compile.
-defines: cuda_ops, CUDA_MATMUL_WORKSPACE
-*/
+// The CUDA backend: the kernels of every operation, in one table. A signature that differs from ops.h does not compile.
 #pragma once
+#include "llmc/activation.cuh"   // IWYU pragma: export
 #include "llmc/adamw.cuh"        // IWYU pragma: export
 #include "llmc/attention.cuh"    // IWYU pragma: export
 #include "llmc/classifier.cuh"   // IWYU pragma: export
 #include "llmc/embedding.cuh"    // IWYU pragma: export
-#include "llmc/gelu.cuh"         // IWYU pragma: export
 #include "llmc/global_norm.cuh"  // IWYU pragma: export
 #include "llmc/gradient.cuh"     // IWYU pragma: export
 #include "llmc/layernorm.cuh"    // IWYU pragma: export

@@ -1,7 +1,7 @@
 /*
 Token plus position embedding on the GPU.
   embedding_forward_kernel    a warp has a row; at most 3NC floatX, since repeated rows of wte are cached. With -tp or
-                              packed documents one launch writes the rows of wte, and another adds those of wpe
+                              packed sequences one launch writes the rows of wte, and another adds those of wpe
   embedding_positions_kernel  dwpe: a thread adds the sequences in order; NC floatX + TC of dwpe
   embedding_pairs_kernel      dwte 1: pairs (token, row), and counts of the lowest digit
   embedding_sort_kernel       dwte 2: one radix pass; equal tokens become neighbours
@@ -12,8 +12,6 @@ Atomic float adds would give other bits in every run, so a sort brings equal tok
 of dwte for each different token, and at most 4C real for each EMBEDDING_CHUNK rows.
 Kernels are templates of WIDTH, the neighbouring columns of a thread: a pack, or 1 if rows are not whole packs or an
 array is not aligned to them.
-defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_embedding_forward,
-         cuda_embedding_backward, cuda_token_embedding_backward, cuda_position_embedding_backward, embedding_partials
 */
 #pragma once
 #include "llmc/common/device.cuh"

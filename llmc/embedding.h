@@ -10,8 +10,6 @@ The same in two steps, for a rank that holds rows [first, first + rows) of wte, 
 For each token, the rows of all ranks but one are 0. The sum over the ranks therefore has no rounding, and both steps
 give the forward's bits.
 The backward adds up a token's rows in order, then adds the sum to the gradient, which is rounded once.
-defines: reference_embedding_forward, reference_token_embedding_forward, reference_position_embedding_forward,
-         reference_embedding_backward, reference_token_embedding_backward, reference_position_embedding_backward
 */
 #pragma once
 #include "llmc/gradient.h"

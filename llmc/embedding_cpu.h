@@ -1,8 +1,6 @@
 /*
 Token plus position embedding on the CPU. The backward adds up a token's rows in order, then adds the sum to the
 gradient: the sum has one order with any number of threads.
-defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedding_forward, cpu_embedding_backward,
-         cpu_token_embedding_backward, cpu_position_embedding_backward
 */
 #pragma once
 #include "llmc/common/check.h"

@@ -1,8 +1,9 @@
 /*
 The GEMM of the CPU backend, in C with vector registers.
-  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N);  C *= gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
+  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N);  C *= slope(pre (M,N));  activated (M,N) = function(C)
 Operands are strided views, so a transpose swaps two strides. A and B are float, double or bf16. Sums have the type
-real, and run over k in order, in blocks of GEMM_K. C is rounded once, with gelu_pre again after the product.
+real, and run over k in order, in blocks of GEMM_K. C is rounded once. With `pre` the product is rounded, multiplied by
+the slope, and rounded again.
   part   of C: one thread computes it (gemm_part)
   area   of a part: GEMM_AREA_N columns, or what the buffer of sums holds (gemm_area)
   block  of an area: GEMM_M rows, GEMM_K of k, GEMM_N columns or more (gemm_block); its B, 384 KB, stays in the L2 cache
@@ -15,13 +16,12 @@ multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and th
 A sum does not depend on the number of threads.
 Source      packing and loops: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008, with the
             roles of A and B exchanged
-defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_ROWS, GEMM_COLS
 */
 #pragma once
+#include "llmc/activation_cpu.h"
 #include "llmc/common/check.h"
 #include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"
-#include "llmc/gelu_cpu.h"
 #include "llmc/gradient_cpu.h"
 #include "llmc/ops.h"
 #include <assert.h>
@@ -57,13 +57,14 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
 }
 
 // A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's: in the forward the micro-batch's rows,
-// the output channels and the input channels. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
+// the output channels and the input channels. residual, pre and activated have the row stride of C. K is 1 or more.
 typedef struct {
-    Matrix c, a, b;          // C: real or bf16; floatX if gelu or gelu_pre is set. A row is contiguous
+    Matrix c, a, b;          // C: real or bf16; floatX if pre or activated is set. A row is contiguous
     const floatX *bias;      // NULL: none; the same for the next three
     const floatX *residual;  // may be C
-    const floatX *gelu_pre;
-    floatX *gelu;
+    const floatX *pre;       // backward: C is multiplied by the activation's slope at pre
+    floatX *activated;       // forward: the activation of C
+    ActivationFunction function;
     bool accumulate;   // C += instead of C =; residual is NULL
     bool bf16_inputs;  // only if GEMM_HAS_BF16
     size_t M, N, K;
@@ -397,7 +398,7 @@ ALWAYS_INLINE void gemm_panel(const Panel *p, bool pairs) {
 
 // ---- C
 
-// C's row i, columns [j, j + cols), before GELU, = or += sum + bias + residual. sum is modified
+// C's row i, columns [j, j + cols), before the activation, = or += sum + bias + residual. sum is modified
 static inline void gemm_store(const Matmul *p, real *sum, size_t i, size_t j, int cols) {
     Gradient c = {(void *)p->c.data, p->c.dtype};
     size_t at = i * p->c.row + j;
@@ -406,12 +407,12 @@ static inline void gemm_store(const Matmul *p, real *sum, size_t i, size_t j, in
     gradient_store(c, at, sum, (size_t)cols, p->accumulate ? GRAD_ADD : GRAD_SET);
 }
 
-// GELU of C's row i, columns [j, j + cols)
-static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
+// the activation, or its slope, for C's row i, columns [j, j + cols)
+static inline void gemm_activation(const Matmul *p, size_t i, size_t j, int cols) {
     size_t at = i * p->c.row + j;
     floatX *c = (floatX *)p->c.data + at;
-    if (p->gelu_pre) { gelu_backward_row(c, c, p->gelu_pre + at, (size_t)cols); }
-    if (p->gelu) { gelu_row(p->gelu + at, c, (size_t)cols); }
+    if (p->pre) { activation_backward_row(c, c, p->pre + at, p->function, (size_t)cols); }
+    if (p->activated) { activation_row(p->activated + at, c, p->function, (size_t)cols); }
 }
 
 // ---- one thread's part
@@ -491,8 +492,8 @@ ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, bool pairs) {
             gemm_store(p, sums + i * GEMM_N, block.i + i, block.j + j, width);
         }
     }
-    if (!block.last || (!p->gelu_pre && !p->gelu)) { return; }
-    for (int i = 0; i < block.rows; i++) { gemm_gelu(p, block.i + i, block.j, block.cols); }
+    if (!block.last || (!p->pre && !p->activated)) { return; }
+    for (int i = 0; i < block.rows; i++) { gemm_activation(p, block.i + i, block.j, block.cols); }
 }
 
 // Rows [m0, m1) and columns [n0, n1) of C. A block of B fills its buffer: the fewer units, the more columns.
@@ -577,8 +578,8 @@ static inline void gemm(const Matmul *p) {
         part.c = matrix_from(p->c, i, j);
         part.bias = p->bias ? p->bias + j : NULL;
         part.residual = p->residual ? p->residual + at : NULL;
-        part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
-        part.gelu = p->gelu ? p->gelu + at : NULL;
+        part.pre = p->pre ? p->pre + at : NULL;
+        part.activated = p->activated ? p->activated + at : NULL;
         if (GEMM_HAS_BF16 && p->bf16_inputs) {  // two inlined copies: `pairs` is a constant in each
             gemm_part(&part, memory, true);
         } else {

@@ -6,7 +6,6 @@ A thread adds up every 256th pack of its block's range, with one sum for each el
 threads.
 Bytes       n fp32 or bf16, read once, 512 bytes in a row by a warp. Two or three instructions an element: bound by
             memory bandwidth. Loads are not streaming, since AdamW reads the gradients next.
-defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once
 #include "llmc/common/device.cuh"

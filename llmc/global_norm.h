@@ -3,7 +3,6 @@ Sum of squares of a flat array: the square of the gradients' global norm (clippi
   *norm_squared (+)= sum_i x[i]^2
 Shapes      x (n) real or bf16; *norm_squared is set or added to by mode.
 Bytes       n of x, read once.
-defines: reference_global_norm_squared
 */
 #pragma once
 #include "llmc/gradient.h"

@@ -1,7 +1,6 @@
 /*
 Sum of squares on the CPU, in two fixed stages: blocks of 2048 elements, then the blocks in order. The bits are the same
 with any number of threads.
-defines: cpu_global_norm_squared
 */
 #pragma once
 #include "llmc/common/floatx.h"

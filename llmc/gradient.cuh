@@ -8,7 +8,6 @@ Parameter gradients on the GPU.
                             fixed order. A launch of its own, estimated at 4 to 5 us, takes less than the last block
                             of the first stage would: one multiprocessor reads layernorm's 5.3 MB in about 50 us.
 Bytes       as in gradient.h, 512 in a row by a warp. One addition an element: bound by memory bandwidth.
-defines: gradient_put, gradient_fold, cuda_gradient_accumulate
 */
 #pragma once
 #include "llmc/common/device.cuh"

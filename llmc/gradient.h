@@ -4,7 +4,6 @@ Parameter gradients: storing a sum into one, and the sum over micro-batches.
   accumulate  sum (+)= x: the gradient shard at -z 2 and 3 (parallel/zero.h)
 Shapes        sum (n) real, x (n) real or bf16
 Bytes         accumulate reads n of x and writes n real; under GRAD_ADD it also reads n real.
-defines: gradient_value, gradient_set, reference_gradient_accumulate
 */
 #pragma once
 #include "llmc/ops.h"  // IWYU pragma: export

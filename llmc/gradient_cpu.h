@@ -1,7 +1,4 @@
-/*
-Parameter gradients on the CPU.
-defines: gradient_store, cpu_gradient_accumulate
-*/
+// Parameter gradients on the CPU.
 #pragma once
 #include "llmc/gradient.h"
 

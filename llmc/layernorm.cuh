@@ -16,8 +16,6 @@ block has all columns, and every gridDim.x-th batch of rows. An A100 or larger h
 has the same number of batches, except the last few blocks. Each block writes its column sums to scratch, 5.3 MB up to
 2048 channels of bf16, and gradient_fold adds the blocks in order. N, C and the alignment of the arrays to 16 bytes
 alone decide the order of every sum.
-defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_backward, layernorm_partials,
-         LAYERNORM_MAX_CHANNELS
 */
 #pragma once
 #include "llmc/common/device.cuh"
@@ -114,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     }
 }
 
-static inline void layernorm_check_channels(int C) {
+static inline void require_channels(int C) {
     if (C > LAYERNORM_MAX_CHANNELS) {
         run_error("layernorm of %d channels: the kernels take up to %d", C, LAYERNORM_MAX_CHANNELS);
     }
@@ -142,7 +140,7 @@ static inline void layernorm_launch(floatX *out, real *mean, real *rstd, const f
     constexpr int PACK = Pack<floatX>::SIZE, WARP = LAYERNORM_WARP;
     bool packed = C % PACK == 0 && aligned_to_pack(out, in, weight, bias);
     bool by_warps = C <= WARP * LAYERNORM_PER_LANE * (packed ? PACK : 1);
-    layernorm_check_channels(C);
+    require_channels(C);
     auto launch = layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_BLOCK_THREADS, 1>;
     if (packed) { launch = layernorm_launch_row<SAVED_STATISTICS, LAYERNORM_PACKED_BLOCK_THREADS, PACK>; }
     if (by_warps) { launch = layernorm_launch_row<SAVED_STATISTICS, WARP, 1>; }
@@ -364,7 +362,7 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
     bool aligned = C % PACK == 0 && aligned_to_pack(dinp, dout, in, weight);
     bool packed = aligned && C <= LAYERNORM_BATCH_THREADS * PACK;
     float *partial = partials_of<float>(ex, layernorm_partials(N, C) / sizeof(float), "layernorm_backward");
-    layernorm_check_channels(C);
+    require_channels(C);
     auto layernorm_backward = packed    ? layernorm_backward_packed_kernel
                               : aligned ? layernorm_backward_kernel<PACK>
                                         : layernorm_backward_kernel<1>;

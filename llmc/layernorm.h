@@ -7,8 +7,6 @@ layernorm_from_statistics computes y from saved mean and rstd by the same expres
 Shapes      x, y, dx, dy (N,C) and w, b (C) floatX; mean, rstd (N) real; dw, db (C) real or bf16. y may not be x.
             dx may not be dy or x: threads read dy and x for dw and db while others write dx.
 Bytes       forward, from statistics 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
-defines: LAYERNORM_EPSILON, reference_layernorm_forward, reference_layernorm_from_statistics,
-         reference_layernorm_backward
 */
 #pragma once
 #include "llmc/gradient.h"

@@ -1,7 +1,4 @@
-/*
-LayerNorm on the CPU: a thread has rows, or for dw and db columns, whose sums run over the rows in order.
-defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_backward
-*/
+// LayerNorm on the CPU. Each thread takes whole rows; for dw and db it takes columns, and adds the rows in order.
 #pragma once
 #include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"

@@ -12,7 +12,6 @@ read and one write of D. Kernels of matmul_kernels.cuh do the parts that are not
 fastest algorithm and epilogue.
 Shapes      in, dinp (N,C), out, dout (N,OC), weight (OC,C), bias (OC) floatX; gradients bf16 or fp32. FLOPs: 2 N C OC a
             GEMM. Bytes: each operand is read once, D is written once.
-defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -25,12 +24,7 @@ defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 static inline LtMatmul lt_gemm(void *d, DType out, const floatX *a, bool transpose_a, const floatX *b, bool transpose_b,
                                int m, int n, int k) {
     LtMatmul p = {};
-    p.key.m = m;
-    p.key.n = n;
-    p.key.k = k;
-    p.key.transpose_a = transpose_a;
-    p.key.transpose_b = transpose_b;
-    p.key.out = out;
+    p.key = {m, n, k, transpose_a, transpose_b, out};
     p.a = a;
     p.b = b;
     p.d = d;
@@ -61,21 +55,14 @@ static inline void lt_execute(const Exec *ex, LtMatmul *p) {
 }
 
 static inline void cuda_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                       const floatX *residual, int N, int C, int OC, Exec *ex) {
+                                       const floatX *residual, Activation activation, int N, int C, int OC, Exec *ex) {
     LtMatmul p = lt_gemm(out, DT_FLOATX, weight, true, in, false, OC, N, C);
     p.bias = bias;
-    p.key.parts = bias ? LT_BIAS : 0;
+    p.aux = activation.pre;
     p.c = residual;
+    p.key.function = activation.function;
+    p.key.parts = (bias ? LT_BIAS : 0) | (activation.pre ? LT_ACTIVATION : 0);
     p.key.add = residual ? LT_ADD_C : LT_SET;
-    lt_execute(ex, &p);
-}
-
-static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                            const floatX *bias, int N, int C, int OC, Exec *ex) {
-    LtMatmul p = lt_gemm(out, DT_FLOATX, weight, true, in, false, OC, N, C);
-    p.aux = pre;
-    p.bias = bias;
-    p.key.parts = bias ? LT_GELU | LT_BIAS : LT_GELU;
     lt_execute(ex, &p);
 }
 
@@ -99,32 +86,32 @@ static inline void lt_weight_gradient(Gradient dweight, Gradient dbias, const fl
     if (dbias.at && !fuse) { matmul_launch_column_sums(ex->cuda->matmuls, dbias, dout, N, OC, mode); }
 }
 
-// dinp = dout weight, times GELU'(gelu_pre) unless that is NULL; then dgelu_bias = or += column sums of dinp
-static inline void lt_input_gradient(floatX *dinp, Gradient dgelu_bias, const floatX *dout, const floatX *weight,
-                                     const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
-    bool sums = gelu_pre && dgelu_bias.at;
-    bool fuse = sums && (DT_FLOATX == DT_REAL || (dgelu_bias.dtype == DT_BF16 && mode == GRAD_SET));
+// dinp = dout weight, times an activation's slope; the activation's dbias = or += column sums of dinp
+static inline void lt_input_gradient(floatX *dinp, const floatX *dout, const floatX *weight, Activation activation,
+                                     GradMode mode, int N, int C, int OC, Exec *ex) {
+    Gradient dbias = activation.dbias;
+    bool fuse = dbias.at && (DT_FLOATX == DT_REAL || (dbias.dtype == DT_BF16 && mode == GRAD_SET));
     LtMatmul p = lt_gemm(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
-    if (gelu_pre) {
-        p.aux = (floatX *)gelu_pre;
-        p.key.parts = LT_DGELU;
+    if (activation.pre) {
+        p.aux = activation.pre;
+        p.key.function = activation.function;
+        p.key.parts = LT_SLOPE;
     }
     if (fuse) {
-        p.sums = dgelu_bias;
+        p.sums = dbias;
         p.sums_mode = mode;
         p.key.parts |= LT_SUM_D;
     }
     lt_execute(ex, &p);
-    if (sums && !fuse) { matmul_launch_column_sums(ex->cuda->matmuls, dgelu_bias, dinp, N, C, mode); }
+    if (dbias.at && !fuse) { matmul_launch_column_sums(ex->cuda->matmuls, dbias, dinp, N, C, mode); }
 }
 
-// Weight and bias gradients first, since dinp may be in. dgelu_bias (C) is the bias gradient of the layer below; it is
-// left alone if gelu_pre or dinp is NULL.
+// Weight and bias gradients first, since dinp may be in.
 // cuBLASLt's sums have D's type. bf16 sums are fused for a bf16 gradient with = only: += would round twice, and the
 // precision of an fp32 gradient must not depend on the fastest algorithm.
-static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                        const floatX *dout, const floatX *in, const floatX *weight,
-                                        const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
+static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
+                                        const floatX *in, const floatX *weight, Activation activation, GradMode mode,
+                                        int N, int C, int OC, Exec *ex) {
     lt_weight_gradient(dweight, dbias, dout, in, mode, N, C, OC, ex);
-    if (dinp) { lt_input_gradient(dinp, dgelu_bias, dout, weight, gelu_pre, mode, N, C, OC, ex); }
+    if (dinp) { lt_input_gradient(dinp, dout, weight, activation, mode, N, C, OC, ex); }
 }

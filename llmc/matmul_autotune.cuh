@@ -14,7 +14,6 @@ Shapes that rarely repeat (Exec.skip_autotune) get cuBLASLt's first choice, unti
 shapes do, and there is no cache: the way out if a candidate crashes.
 With several ranks, rank 0 times and owns the cache. The other ranks receive each choice by broadcast: all ranks run the
 same GEMMs in the same order.
-defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once
 #include "llmc/common/cache_file.h"
@@ -25,6 +24,7 @@ defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_shar
 #include "llmc/common/floatx.h"
 #include "llmc/matmul_cublaslt.cuh"
 #include "llmc/matmul_kernels.cuh"
+#include "llmc/ops.h"
 
 // ---- candidates
 
@@ -108,13 +108,13 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, c
 
 // ---- results of a trial, as a sample of elements on the host
 
-enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, GELU's input and the column sums
+enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, the activation's input and the column sums
 enum { LT_DOTS = 1024 };  // plain dot products. At k = 65536 they read 4 GB, 32 bytes for an element of an operand
 
 // The relative L2 difference that two right algorithms may have; lt_difference has the rule for a single element. bf16
-// results differ by up to three roundings (unfused product, pre-activation, GELU), together sqrt(3) 2^-8 = 0.007. TF32
-// products differ by roundings of 2^-10. Sums of 10^5 products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24
-// = 7e-4 if tensor cores truncate them.
+// results differ by up to three roundings (unfused product, activation's input and output), together sqrt(3) 2^-8 =
+// 0.007. TF32 products differ by roundings of 2^-10. Sums of 10^5 products differ by 2^-24 sqrt(10^5) = 2e-5, and by
+// 10^5 / 8 2^-24 = 7e-4 if tensor cores truncate them.
 // Plain dot products are nearer to exact sums than any algorithm: no TF32, no rounding to bf16, k / 32 products a lane.
 // The same bounds hold for them. A GEMM without the last t of k products is off by sqrt(t / k): 0.022 for 32 of 65,568.
 static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
@@ -164,7 +164,7 @@ static inline void lt_sample(const CudaMatmuls *mm, LtTrials *t, float (*results
     const LtMatmul *p = &t->trial;
     int parts = p->key.parts;
     size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
-    const size_t count[LT_RESULTS] = {m * n, parts & LT_GELU ? m * n : 0, sums};
+    const size_t count[LT_RESULTS] = {m * n, parts & LT_ACTIVATION ? m * n : 0, sums};
     void *const from[LT_RESULTS] = {p->d, p->aux, p->sums.at};
     const DType type[LT_RESULTS] = {(DType)p->key.out, DT_FLOATX, p->sums.dtype};
     for (int i = 0; i < LT_RESULTS; i++) {
@@ -237,7 +237,9 @@ static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, 
     } else {
         CUDA_CHECK(cudaMemsetAsync(p->d, 0xff, elements * dtype_size((DType)p->key.out), mm->stream));
     }
-    if (p->key.parts & LT_GELU) { CUDA_CHECK(cudaMemsetAsync(p->aux, 0xff, elements * sizeof(floatX), mm->stream)); }
+    if (p->key.parts & LT_ACTIVATION) {
+        CUDA_CHECK(cudaMemsetAsync(p->aux, 0xff, elements * sizeof(floatX), mm->stream));
+    }
     CUDA_CHECK(cudaMemsetAsync(mm->trial_sums, 0, LT_SUMS_BYTES, mm->stream));
     if (!lt_try(mm, alg, t, algo)) { return false; }
     matmul_launch_unfused(mm, alg, &t->trial);
@@ -362,18 +364,18 @@ static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorit
     return false;
 }
 
-// The parts of an epilogue that cuBLASLt may fuse. In fp32 its GELU takes tanh from the special function unit, 2^-11
-// off: GELU and its gradient would be 6e-5 to 3e-4 off.
+// The parts of an epilogue that cuBLASLt may fuse. Of the activations it has GELU alone. In fp32 its GELU takes tanh
+// from the special function unit, 2^-11 off: GELU and its gradient would be 6e-5 to 3e-4 off.
 static inline int lt_fusible(const LtKey *key) {
-    bool inaccurate = DT_FLOATX != DT_BF16 && (key->parts & (LT_GELU | LT_DGELU));
-    return inaccurate ? key->parts & LT_BIAS : key->parts;
+    bool fuses = key->function == NO_ACTIVATION || (key->function == GELU && DT_FLOATX == DT_BF16);
+    return fuses ? key->parts : key->parts & LT_BIAS;
 }
 
 enum { LT_FUSIONS = 3 };
 
-// the epilogues to try: all parts fused, bias and GELU's gradient alone, none. Returns their number.
+// the epilogues to try: all parts fused, bias and the activation's slope alone, none. Returns their number.
 static inline int lt_fusions(int fusions[LT_FUSIONS], const LtKey *key) {
-    int all = lt_fusible(key), some = all & (LT_BIAS | LT_DGELU), count = 0;
+    int all = lt_fusible(key), some = all & (LT_BIAS | LT_SLOPE), count = 0;
     if (all != some) { fusions[count++] = all; }
     if (some) { fusions[count++] = some; }
     fusions[count++] = 0;

@@ -2,7 +2,6 @@
 Linear layers on the CPU. gemm.h does the GEMMs. A single row (decoding) is OC dot products, at the speed of memory.
 With -f 2 the inputs of the GEMMs are rounded to bf16 first (Exec.bf16_inputs); sums stay fp32.
 An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
-defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -30,36 +29,26 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
     }
 }
 
-// out (N,OC) = in weight^T + bias + residual;  gelu (N,OC) = gelu(out), unless gelu is NULL
-static inline void matmul_rows(floatX *out, floatX *gelu, const floatX *in, const floatX *weight, const floatX *bias,
-                               const floatX *residual, int N, int C, int OC, const Exec *ex) {
+static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                      const floatX *residual, Activation activation, int N, int C, int OC, Exec *ex) {
+    if (N == 1 && !activation.pre) {
+        matmul_row(out, in, weight, bias, residual, C, OC);
+        return;
+    }
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matmul p = {.c = operand(out, oc),
+    Matmul p = {.c = operand(activation.pre ? activation.pre : out, oc),
                 .a = operand(in, c),
                 .b = transposed(operand(weight, c)),
                 .bias = bias,
                 .residual = residual,
-                .gelu = gelu,
+                .activated = activation.pre ? out : NULL,
+                .function = activation.function,
                 .bf16_inputs = ex->bf16_inputs,
                 .M = n,
                 .N = oc,
                 .K = c};
 #pragma omp parallel
     gemm(&p);
-}
-
-static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
-    matmul_rows(pre, out, in, weight, bias, NULL, N, C, OC, ex);
-}
-
-static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                      const floatX *residual, int N, int C, int OC, Exec *ex) {
-    if (N == 1) {
-        matmul_row(out, in, weight, bias, residual, C, OC);
-    } else {
-        matmul_rows(out, NULL, in, weight, bias, residual, N, C, OC, ex);
-    }
 }
 
 enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers
@@ -91,9 +80,9 @@ static inline void team_backward_bias(Gradient dbias, const floatX *dout, GradMo
 }
 
 // Weight and bias gradients first, since dinp may be in.
-static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                       const floatX *dout, const floatX *in, const floatX *weight,
-                                       const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
+static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
+                                       const floatX *in, const floatX *weight, Activation activation, GradMode mode,
+                                       int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
     Matrix dy = operand(dout, oc);
     Matmul dw = {.c = matrix(dweight.at, dweight.dtype, c, 1),
@@ -107,7 +96,8 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
     Matmul dx = {.c = operand(dinp, c),
                  .a = dy,
                  .b = operand(weight, c),
-                 .gelu_pre = gelu_pre,
+                 .pre = activation.pre,
+                 .function = activation.function,
                  .bf16_inputs = ex->bf16_inputs,
                  .M = n,
                  .N = c,
@@ -117,6 +107,6 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
         if (dweight.at) { gemm(&dw); }
         if (dbias.at) { team_backward_bias(dbias, dout, mode, N, OC); }
         if (dinp) { gemm(&dx); }
-        if (dinp && gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
+        if (dinp && activation.dbias.at) { team_backward_bias(activation.dbias, dinp, mode, N, C); }
     }
 }

@@ -2,10 +2,9 @@
 cuBLASLt for matmul.cuh: the description of one GEMM, in our types and in cuBLASLt's, and the call that runs it.
 cuBLASLt applies the epilogue parts of LtAlgorithm.fused, which may be none. The kernels of matmul_kernels.cuh apply the
 rest, and do the whole GEMM where cuBLASLt cannot (LtAlgorithm.desc is NULL).
-defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, lt_create_descriptors, lt_destroy_descriptors,
-         lt_set_pointers, lt_run, lt_sums, lt_check, lt_note, lt_key_text
 */
 #pragma once
+#include "llmc/activation.h"
 #include "llmc/common/device.cuh"
 #include "llmc/ops.h"
 #include <cublasLt.h>
@@ -13,7 +12,7 @@ defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, lt_create_descriptors, lt_de
 // ---- a GEMM: D (m,n) = epilogue(op(A) (m,k) op(B) (k,n)), all column-major and dense
 
 // parts of an epilogue
-enum { LT_BIAS = 1, LT_GELU = 2, LT_DGELU = 4, LT_SUM_D = 8, LT_SUM_B = 16, LT_SUMS = LT_SUM_D | LT_SUM_B };
+enum { LT_BIAS = 1, LT_ACTIVATION = 2, LT_SLOPE = 4, LT_SUM_D = 8, LT_SUM_B = 16, LT_SUMS = LT_SUM_D | LT_SUM_B };
 enum { LT_SET, LT_ADD_C, LT_ADD_IN_PLACE };  // D = op(A) op(B);  D = C + op(A) op(B);  D += op(A) op(B)
 enum { LT_POINTERS = 6, LT_ALIGNMENT = 16 };
 
@@ -22,6 +21,7 @@ typedef struct {
     int m, n, k, transpose_a, transpose_b;
     int out;                   // DType of C and D, real or bf16; A, B, bias and aux are floatX
     int parts, add;            // LT_BIAS |..; LT_SET ..
+    int function;              // ActivationFunction of LT_ACTIVATION and LT_SLOPE
     int aligned[LT_POINTERS];  // alignment in bytes, at most 16, of A, B, C, D, bias or sums, and aux
 } LtKey;
 
@@ -30,7 +30,7 @@ typedef struct {
     const floatX *a, *b, *bias;
     const void *c;  // NULL: nothing is added
     void *d;
-    floatX *aux;    // GELU's input: written with LT_GELU, read with LT_DGELU
+    floatX *aux;    // the activation's input: written with LT_ACTIVATION, read with LT_SLOPE
     Gradient sums;  // (m) of LT_SUM_D or (n) of LT_SUM_B, = or +=
     GradMode sums_mode;
 } LtMatmul;
@@ -70,12 +70,13 @@ enum { LT_KEY_TEXT = 256 };  // bytes
 
 // The key as text, for errors and for the autotune cache: "m=96 n=48 k=64 TN BF16->BF16 bias aligned=16,16,16,16,16,16"
 static inline const char *lt_key_text(char text[LT_KEY_TEXT], const CudaMatmuls *mm, const LtKey *k) {
-    static const char *const part[] = {" bias", " gelu", " dgelu", " sum_d", " sum_b"}, *const add[] = {"", "+c", "+="};
+    static const char *const part[] = {" bias", " ", " d", " sum_d", " sum_b"}, *const add[] = {"", "+c", "+="};
     const char *in = DT_FLOATX == DT_BF16 ? "BF16" : mm->compute == CUBLAS_COMPUTE_32F ? "F32" : "TF32";
     int used = snprintf(text, LT_KEY_TEXT, "m=%d n=%d k=%d %c%c %s->%s%s", k->m, k->n, k->k, k->transpose_a ? 'T' : 'N',
                         k->transpose_b ? 'T' : 'N', in, dtype_name((DType)k->out), add[k->add]);
     for (int i = 0; i < 5; i++) {
-        if (k->parts >> i & 1) { used += snprintf(text + used, LT_KEY_TEXT - (size_t)used, "%s", part[i]); }
+        const char *name = 1 << i & (LT_ACTIVATION | LT_SLOPE) ? activation_names[k->function][0] : "";
+        if (k->parts >> i & 1) { used += snprintf(text + used, LT_KEY_TEXT - (size_t)used, "%s%s", part[i], name); }
     }
     for (int i = 0; i < LT_POINTERS; i++) {
         used += snprintf(text + used, LT_KEY_TEXT - (size_t)used, "%s%d", i ? "," : " aligned=", k->aligned[i]);
@@ -106,10 +107,10 @@ static inline cudaDataType_t lt_type(DType type) { return type == DT_BF16 ? CUDA
 static inline cublasLtEpilogue_t lt_epilogue(int fused) {
     switch (fused) {
     case LT_BIAS: return CUBLASLT_EPILOGUE_BIAS;
-    case LT_GELU: return CUBLASLT_EPILOGUE_GELU_AUX;
-    case LT_GELU | LT_BIAS: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case LT_DGELU: return CUBLASLT_EPILOGUE_DGELU;
-    case LT_DGELU | LT_SUM_D: return CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    case LT_ACTIVATION: return CUBLASLT_EPILOGUE_GELU_AUX;
+    case LT_ACTIVATION | LT_BIAS: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case LT_SLOPE: return CUBLASLT_EPILOGUE_DGELU;
+    case LT_SLOPE | LT_SUM_D: return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     case LT_SUM_B: return CUBLASLT_EPILOGUE_BGRADB;
     default: return CUBLASLT_EPILOGUE_DEFAULT;
     }
@@ -128,7 +129,7 @@ static inline void *lt_sums(const CudaMatmuls *mm, const LtMatmul *p) {
 static inline bool lt_set_pointers(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
     const void *bias = alg->fused & LT_SUMS ? lt_sums(mm, p) : p->bias;
     return (!(alg->fused & (LT_BIAS | LT_SUMS)) || LT_ATTRIBUTE(alg, BIAS_POINTER, bias)) &&
-           (!(alg->fused & (LT_GELU | LT_DGELU)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_POINTER, p->aux));
+           (!(alg->fused & (LT_ACTIVATION | LT_SLOPE)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_POINTER, p->aux));
 }
 
 static inline void lt_destroy_descriptors(LtAlgorithm *alg) {
@@ -156,7 +157,7 @@ static inline void lt_create_descriptors(const CudaMatmuls *mm, LtAlgorithm *alg
     LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->d, out, m, n, (int64_t)m);
     bool set = LT_ATTRIBUTE(alg, TRANSA, op_a) && LT_ATTRIBUTE(alg, TRANSB, op_b) &&
                LT_ATTRIBUTE(alg, EPILOGUE, epilogue) &&
-               (!(alg->fused & (LT_GELU | LT_DGELU)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_LD, aux_ld)) &&
+               (!(alg->fused & (LT_ACTIVATION | LT_SLOPE)) || LT_ATTRIBUTE(alg, EPILOGUE_AUX_LD, aux_ld)) &&
                lt_set_pointers(mm, alg, p);  // the heuristic reads their alignment
     if (!set) { lt_destroy_descriptors(alg); }
 }

@@ -2,22 +2,21 @@
 Our own GEMM kernel, and the kernels for the epilogue parts that cuBLASLt did not fuse.
   matmul_plain_kernel        D (m,n) = epilogue(op(A) op(B)) for any shape, type and alignment. For GEMMs that cuBLASLt
                              lacks, such as bf16 weight gradients of fp32 inputs
-  matmul_epilogue_kernel     D (m,n) in place: bias, GELU or GELU's gradient; 16 bytes a thread
+  matmul_epilogue_kernel     D (m,n) in place: bias, activation or its slope; 16 bytes a thread
   matmul_column_sums_kernel  bias gradients, stage 1: partial (slices,cols) = column sums of slices of x (rows,cols).
                              gradient_fold is stage 2
   matmul_sample_kernel       elements of a result from first to last, by which two algorithms are compared
   matmul_dot_kernel          the same elements of D from plain dot products, for the check of cuBLASLt's first choice
 No atomics: each sum has one owner and one order. Bytes: the epilogue reads and writes D once and reads or writes aux
 once; column sums read x once.
-defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, matmul_launch_sample,
-         matmul_launch_dots
 */
 #pragma once
+#include "llmc/activation.cuh"
+#include "llmc/activation.h"
 #include "llmc/common/cuda_common.cuh"
 #include "llmc/common/floatx.h"
 #include "llmc/common/ptx.cuh"
 #include "llmc/common/rng.h"
-#include "llmc/gelu.cuh"
 #include "llmc/gradient.cuh"
 #include "llmc/matmul_cublaslt.cuh"
 #include "llmc/ops.h"
@@ -36,22 +35,28 @@ enum {
 
 // The elementwise parts of an epilogue on WIDTH neighbours of a column of D. Rounds where the reference rounds.
 template <int WIDTH>
-static __device__ __forceinline__ void matmul_epilogue(float (&x)[WIDTH], int parts, const floatX *bias, floatX *aux) {
+static __device__ __forceinline__ void matmul_epilogue(float (&x)[WIDTH], int parts, ActivationFunction function,
+                                                       const floatX *bias, floatX *aux) {
     float y[WIDTH];
     if (parts & LT_BIAS) {
         load_floats(y, bias);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
     }
-    if (parts & LT_GELU) {
+    if (parts & LT_ACTIVATION) {
         store_floats(aux, x);
         UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = gelu_value_device(to_real(to_floatX(x[i]))); }
+        for (int i = 0; i < WIDTH; i++) {
+            float pre = to_real(to_floatX(x[i]));
+            x[i] = activation_value(function, pre, gelu_sigmoid_device(pre));
+        }
     }
-    if (parts & LT_DGELU) {
+    if (parts & LT_SLOPE) {
         load_floats(y, aux);
         UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = to_real(to_floatX(x[i])) * gelu_slope_device(y[i]); }
+        for (int i = 0; i < WIDTH; i++) {
+            x[i] = to_real(to_floatX(x[i])) * activation_slope(function, y[i], gelu_sigmoid_device(y[i]));
+        }
     }
 }
 
@@ -100,7 +105,7 @@ static __global__ void matmul_plain_kernel(T *d, const floatX *a, const floatX *
             if (i >= m || j >= n) { continue; }
             float x[1] = {sum[u][v]};
             if (key.add != LT_SET) { x[0] += load_float(c + at); }
-            matmul_epilogue(x, key.parts, bias + i, aux + at);
+            matmul_epilogue(x, key.parts, (ActivationFunction)key.function, bias + i, aux + at);
             store_float(d + at, x[0]);
         }
     }
@@ -109,14 +114,14 @@ static __global__ void matmul_plain_kernel(T *d, const floatX *a, const floatX *
 // ---- epilogue parts. WIDTH is a pack where all rows and pointers are aligned to packs, else 1
 
 template <int WIDTH>
-static __global__ void matmul_epilogue_kernel(floatX *d, int parts, const floatX *bias, floatX *aux, size_t count,
-                                              int m) {
+static __global__ void matmul_epilogue_kernel(floatX *d, int parts, ActivationFunction function, const floatX *bias,
+                                              floatX *aux, size_t count, int m) {
     wait_for_previous_kernel();
     size_t at = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * WIDTH;
     if (at >= count) { return; }
     float x[WIDTH];
     load_floats(x, d + at);
-    matmul_epilogue(x, parts, bias + at % m, aux + at);
+    matmul_epilogue(x, parts, function, bias + at % m, aux + at);
     store_floats(d + at, x);
 }
 
@@ -210,8 +215,8 @@ static inline void matmul_launch_epilogue(const CudaMatmuls *mm, const LtMatmul 
     size_t count = (size_t)p->key.m * p->key.n;
     bool packed = p->key.m % PACK == 0 && aligned_to_pack(d, p->bias, p->aux);
     LAUNCH((packed ? matmul_epilogue_kernel<PACK> : matmul_epilogue_kernel<1>),
-           matmul_blocks(count, MATMUL_THREADS * (packed ? PACK : 1)), MATMUL_THREADS, 0, mm->stream, d, parts, p->bias,
-           p->aux, count, p->key.m);
+           matmul_blocks(count, MATMUL_THREADS * (packed ? PACK : 1)), MATMUL_THREADS, 0, mm->stream, d, parts,
+           (ActivationFunction)p->key.function, p->bias, p->aux, count, p->key.m);
 }
 
 static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, void *x, DType type, size_t count,

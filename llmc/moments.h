@@ -2,12 +2,10 @@
 The optimizer's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
   m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
   v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
-defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
-         moment_encode_block, moment_decode_block, moment_scales
 
 Numbers     With M bits of mantissa a code is the upper part of an fp32 number with another exponent bias. Below 1
             numbers are 2^-M apart, down to 0. From 1 on each power of two has 2^M numbers, up to 2^15 - 2^(14-M).
-Scale       The largest moment of a block has the last code. So a scale is never out of date.
+Scale       Maps the largest moment of a block to the last code; every update computes it again.
 Rounding    Stochastic: random bits are added below the last kept bit. 16 random bits and a constant make the mean of m,
             and of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger, by the variance of
             its root. With gradients of constant size v becomes 0.6 % too large with beta2 = 0.95 and 2.4 % with 0.999,
@@ -83,9 +81,6 @@ static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
 
 // ---- a block on the host: n <= MOMENT_BLOCK moments; random_bits (n): 16 each. Encoding returns the scale.
 
-// The bits of |x|, which are ordered as |x|. clang vectorises a maximum of integers, and none of floats.
-static inline uint32_t magnitude_bits(float x) { return float_to_bits(x) & 0x7FFFFFFFu; }
-
 static inline float moment_encode_block(bool is_v, uint8_t *codes, const real *x, size_t n,
                                         const uint16_t *random_bits) {
     uint32_t largest = 0;
@@ -93,7 +88,8 @@ static inline float moment_encode_block(bool is_v, uint8_t *codes, const real *x
 #pragma omp simd reduction(max : largest)
     for (size_t e = 0; e < n; e++) {
         number[e] = is_v ? sqrtf((float)x[e]) : (float)x[e];
-        uint32_t bits = magnitude_bits(number[e]);
+        // the bits of |number|, in its order: clang vectorises a maximum of integers, and none of floats
+        uint32_t bits = float_to_bits(number[e]) & 0x7FFFFFFFu;
         largest = bits > largest ? bits : largest;
     }
     float scale = is_v ? v_scale(bits_to_float(largest)) : m_scale(bits_to_float(largest));

@@ -1,13 +1,12 @@
 /*
-Muon on the GPU, in adamw.cuh's groups of four elements. The formulas are in muon.h; the bits of momentum and weights
-are the textbook's.
+Muon on the GPU, in adamw.cuh's groups of four elements. The formulas are in muon.h; momentum and weights
+have the bits of the reference implementation.
   muon_momentum_kernel    a warp updates a block of moments: m, and u in floatX
   muon_normalise_kernel   divides a matrix by its norm, which it reads on the GPU
   muon_polynomial_kernel  a I + b A + c A^2, over A^2
   muon_weights_kernel     weights from the orthogonalised update
 Bytes       as in muon.h. The norm and the normalised matrix move 3 elements for each of the matrix, a polynomial 3 for
             each of A: little next to the matmuls.
-defines: cuda_muon_momentum, cuda_muon_normalise, cuda_muon_polynomial, cuda_muon_weights
 */
 #pragma once
 #include "llmc/adamw.cuh"
@@ -91,14 +90,14 @@ static inline void cuda_muon_polynomial(floatX *b, const floatX *a, int m, Exec 
 
 // ---- weights
 
-template <int WEIGHTS>
+template <bool REMAINDERS>
 static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
     muon_weights_kernel(OptimizerState state, const floatX *update, const float *norm_squared,
                         const UpdateRange *ranges, float step, StepScales s) {
     wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     update_sweep(ranges, 1, [&]<bool WHOLE>(const UpdateRange &range, size_t i, int count) {
-        WeightGroup<WEIGHTS> weights;
+        WeightGroup<REMAINDERS> weights;
         floatX x[ADAMW_GROUP];
         weights.template load<WHOLE>(state, i, count);
         load_group<WHOLE>(x, update + i - range.offset, count);
@@ -113,9 +112,7 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, MUON_BLOCKS)
 static inline void cuda_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
                                      const UpdateRange *range, size_t n, real scale, const StepHyper *hyper, Exec *ex) {
     (void)n;
-    auto kernel = state->master      ? muon_weights_kernel<WEIGHTS_WITH_MASTER>
-                  : state->remainder ? muon_weights_kernel<WEIGHTS_WITH_REMAINDER>
-                                     : muon_weights_kernel<WEIGHTS_ALONE>;
+    auto kernel = state->remainder ? muon_weights_kernel<true> : muon_weights_kernel<false>;
     LAUNCH(kernel, muon_blocks(ex), ADAMW_THREADS, 0, stream_of(ex), *state, update, norm_squared, range,
            hyper->learning_rate * scale, step_scales(hyper));
 }

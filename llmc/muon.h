@@ -15,10 +15,7 @@ Rounding    u, A, A^2, the polynomial and each X are rounded to floatX; sums are
             as the model's (-f). m and w: as in adamw.h
 Storage     m as AdamW's, and no v
 Bytes       an element with fp32 state: 16 for momentum (m twice, g, u), 12 for weights (w twice, X). Newton-Schulz is
-            bound by arithmetic: newton_schulz_flops
-defines: muon_scale, muon_moment, muon_weight, muon_normal, muon_polynomial_term, reference_muon_momentum,
-         reference_muon_normalise, reference_muon_polynomial, reference_muon_weights, NEWTON_SCHULZ_STEPS,
-         newton_schulz_flops
+            bound by arithmetic: 300 C^3 FLOPs a layer
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -52,7 +49,7 @@ static inline HOST_DEVICE real muon_polynomial_term(real a, real a_squared, bool
     return REAL_MATH(fma)((real)2.0315, a_squared, linear);
 }
 
-// ---- the textbook
+// ---- the reference
 
 static inline void reference_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads,
                                            const real *norm_squared, const UpdateRange *range, size_t elements,
@@ -104,9 +101,3 @@ static inline void reference_muon_weights(const OptimizerState *state, const flo
 // ---- Newton-Schulz
 
 enum { NEWTON_SCHULZ_STEPS = 5 };
-
-// FLOPs of one of t tensor-parallel ranks, for a matrix with m rows and n columns, or the reverse, m the smaller. Each
-// step has A, (m,m) over n, and X, (m,n) over m, both divided by t; and A^2, (m,m) over m, on every rank.
-static inline double newton_schulz_flops(double m, double n, int t) {
-    return (double)NEWTON_SCHULZ_STEPS * (4 * m * m * n / t + 2 * m * m * m);
-}

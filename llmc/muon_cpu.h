@@ -1,7 +1,6 @@
 /*
-Muon on the CPU, in tiles of elements as adamw_cpu.h. The bits are those of the textbook in muon.h, which has the
+Muon on the CPU, in tiles of elements as adamw_cpu.h. The bits are those of the reference in muon.h, which has the
 formulas.
-defines: cpu_muon_momentum, cpu_muon_normalise, cpu_muon_polynomial, cpu_muon_weights
 */
 #pragma once
 #include "llmc/adamw.h"

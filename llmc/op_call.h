@@ -2,7 +2,6 @@
 A call of an operation, described by its row of ops.h: arrays, bytes and FLOPs. Hooks run before and after every call of
 hooked_ops, as a PyTorch module's forward hooks do. A run without hooks uses its backend's own table, so hooks cost
 nothing there.
-defines: Operand, OpCall, OpHooks, hooked_ops, op_call_bytes, find_operand
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -22,7 +21,7 @@ typedef struct {
 typedef struct {
     const char *op;
     double flops;
-    Operand operand[MAX_OPERANDS];  // a name of NULL ends them
+    Operand operand[MAX_OPERANDS];  // the first one without a name ends the list
 } OpCall;
 
 typedef struct OpHooks {
@@ -40,6 +39,12 @@ static inline Operand make_operand(const char *name, const void *at, DType dtype
 // floatX or real
 static inline DType float_of_size(size_t bytes) { return bytes == 2 ? DT_BF16 : bytes == 4 ? DT_F32 : DT_F64; }
 
+// an array of an OptimizerState, read and written for n elements
+static inline Operand state_operand(const OptimizerState *o, int array, size_t n) {
+    const StateArray a = state_array(array, true, o->moments);
+    return make_operand(a.name, o->array[array], a.dtype, READ | WRITTEN, state_elements(&a, n), 1);
+}
+
 // clang-format off
 #define IN(x, rows, cols) make_operand(#x, (x), float_of_size(sizeof *(x)), READ, rows, cols)
 #define OUT(x, rows, cols) make_operand(#x, (x), float_of_size(sizeof *(x)), WRITTEN, rows, cols)
@@ -50,6 +55,7 @@ static inline DType float_of_size(size_t bytes) { return bytes == 2 ? DT_BF16 : 
 #define ROWS(x, rows, cols) make_operand(#x, (x), DT_FLOATX, READ | SOME_ROWS, rows, cols)
 #define GRAD_ROWS(g, rows, cols) make_operand(#g, (g).at, (g).dtype, READ | WRITTEN | SOME_ROWS, rows, cols)
 #define IDS(x, n) make_operand(#x, (x), DT_I32, READ, n, 1)
+#define OF_STATE(array, n) state_operand(state, STATE_##array, n)
 
 #define HOOKED_OP(op, parameters, arguments, flops, ...)                                                               \
     static inline void hooked_##op parameters {                                                                        \
@@ -72,6 +78,7 @@ OPS(HOOKED_OP)
 #undef ROWS
 #undef GRAD_ROWS
 #undef IDS
+#undef OF_STATE
 
 #define HOOKED(op, ...) .op = hooked_##op,
 static const Ops hooked_ops = {OPS(HOOKED)};

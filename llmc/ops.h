@@ -1,7 +1,5 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, StepHyper, OptimizerState, MOMENT_BLOCK,
-         CLASSIFIER_LEAST, OPS, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -10,14 +8,15 @@ Types       floatX is the type of storage, real the type of arithmetic (floatx.h
             rounded once, to nearest even.
 Semantics   Outputs are written with = unless the comment says +=. (+)= is = under GRAD_SET and += under GRAD_ADD.
             An output may not overlap an input unless the comment says "in place".
-Operation <op> has three implementations: the textbook's in llmc/<op>.h, after the formula; the fast CPU code in
+Operation <op> has three implementations: the reference's in llmc/<op>.h, after the formula; the fast CPU code in
 llmc/<op>_cpu.h; the kernels in llmc/<op>.cuh. cpu_ops.h and cuda_ops.cuh collect them. Operations cannot fail: the
 trainer checks shapes before the first step.
 OPS is the only list of them. The tables of functions are generated from it, and the hooks of op_call.h, through which
 --profile, --nan-check and `make predict` see every call.
 */
 #pragma once
-#include "llmc/common/floatx.h"  // IWYU pragma: export
+#include "llmc/common/floatx.h"    // IWYU pragma: export
+#include "llmc/optimizer_state.h"  // IWYU pragma: export
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -41,10 +40,20 @@ static inline Gradient gradient_at(Gradient g, size_t offset) {
     return further;
 }
 
+// activation.h has the formulas
+typedef enum { NO_ACTIVATION, GELU } ActivationFunction;
+
+// An activation between two matmuls: in the epilogue of the first one's forward and of the second one's backward.
+typedef struct {
+    ActivationFunction function;
+    floatX *pre;     // its input, as many elements as its output: written in the forward, read in the backward
+    Gradient dbias;  // the gradient of the first matmul's bias, computed in the second one's backward
+} Activation;
+
+static const Activation no_activation = {NO_ACTIVATION, NULL, {NULL, DT_REAL}};
+
 // the maximum over no logits: below every logit, and finite, since inf - inf is NaN
 #define CLASSIFIER_LEAST ((real)-1e30)
-
-enum { MOMENT_BLOCK = 128 };  // elements that share a scale of 8-bit moments
 
 // A range of one tensor to update: elements [offset, offset + count) of the flat buffers, which are elements
 // [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
@@ -66,17 +75,6 @@ typedef struct {
     real momentum;  // of Muon
 } StepHyper;
 
-// The optimizer's state: flat buffers with the same elements in the same order, aligned to 16 bytes. Elements that Muon
-// updates have no v (layout.h).
-typedef struct {
-    floatX *params;
-    real *master;                // params before rounding, half up; or
-    int16_t *remainder;          // master minus params (floatx.h); both are NULL if params are the only copy
-    void *m, *v;                 // moments
-    DType moments;               // DT_REAL, DT_BF16, or DT_U8: codes (moments.h)
-    float *m_scales, *v_scales;  // DT_U8: element i has scale i / MOMENT_BLOCK; otherwise NULL
-} OptimizerState;
-
 // ---- the list: OP(name, (parameters), (arguments), FLOPs, operands of a call)
 // FLOPs: of matmuls, two a multiply-add. Operands: the arrays of a call as matrices (name, rows, cols), for op_call.h.
 //   IN OUT INOUT    read; written; both. An array that is NULL is no operand
@@ -84,6 +82,7 @@ typedef struct {
 //   GRAD GRAD_IN    SUM and IN of a Gradient
 //   ROWS GRAD_ROWS  IN and INOUT of some rows of a larger matrix
 //   IDS             int32
+//   OF_STATE        INOUT of n elements of an array of an OptimizerState
 
 // clang-format off
 #define OPS(OP)                                                                                                        \
@@ -122,19 +121,14 @@ OP(layernorm_from_statistics,                                                   
    (out, in, mean, rstd, weight, bias, N, C, ex),                                                                      \
    0, OUT(out, N, C), IN(in, N, C), IN(mean, N, 1), IN(rstd, N, 1), IN(weight, C, 1), IN(bias, C, 1))                  \
                                                                                                                        \
-/* out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL */              \
+/* out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL.                \
+   With an activation, pre (N,OC) is this sum, out = function(pre), and residual is NULL */                            \
 OP(matmul_forward,                                                                                                     \
-   (floatX *out, const floatX *in, const floatX *weight, const floatX *bias, const floatX *residual, int N, int C,     \
-    int OC, Exec *ex),                                                                                                 \
-   (out, in, weight, bias, residual, N, C, OC, ex),                                                                    \
-   2.0 * N * C * OC, OUT(out, N, OC), IN(in, N, C), IN(weight, OC, C), IN(bias, OC, 1), IN(residual, N, OC))           \
-                                                                                                                       \
-/* pre (N,OC) = in weight^T + bias;  out (N,OC) = gelu(pre) */                                                         \
-OP(matmul_gelu_forward,                                                                                                \
-   (floatX *out, floatX *pre, const floatX *in, const floatX *weight, const floatX *bias, int N, int C, int OC,        \
-    Exec *ex),                                                                                                         \
-   (out, pre, in, weight, bias, N, C, OC, ex),                                                                         \
-   2.0 * N * C * OC, OUT(pre, N, OC), OUT(out, N, OC), IN(in, N, C), IN(weight, OC, C), IN(bias, OC, 1))               \
+   (floatX *out, const floatX *in, const floatX *weight, const floatX *bias, const floatX *residual,                   \
+    Activation activation, int N, int C, int OC, Exec *ex),                                                            \
+   (out, in, weight, bias, residual, activation, N, C, OC, ex),                                                        \
+   2.0 * N * C * OC, OUT(activation.pre, N, OC), OUT(out, N, OC), IN(in, N, C), IN(weight, OC, C), IN(bias, OC, 1),    \
+   IN(residual, N, OC))                                                                                                \
                                                                                                                        \
 /* out (N,C) = in (N,C) + bias (C) + residual (N,C);  in place: out may be in or residual;  bias may be NULL.          \
    For a row-parallel linear, whose reduce-scatter comes before bias and residual */                                   \
@@ -143,10 +137,10 @@ OP(residual_forward,                                                            
    (out, in, bias, residual, N, C, ex),                                                                                \
    0, OUT(out, N, C), IN(in, N, C), IN(bias, C, 1), IN(residual, N, C))                                                \
                                                                                                                        \
-/* out (n) = gelu(in (n)), the tanh form */                                                                            \
-OP(gelu_forward,                                                                                                       \
-   (floatX *out, const floatX *in, size_t n, Exec *ex),                                                                \
-   (out, in, n, ex),                                                                                                   \
+/* out (n) = function(in (n)) */                                                                                       \
+OP(activation_forward,                                                                                                 \
+   (floatX *out, const floatX *in, ActivationFunction function, size_t n, Exec *ex),                                   \
+   (out, in, function, n, ex),                                                                                         \
    0, OUT(out, n, 1), IN(in, n, 1))                                                                                    \
                                                                                                                        \
 /* out (N,C) = causal attention of qkv (B,T,3,NH,HS);  lse (B,NH,T) is the log-sum-exp of each row's scaled scores */  \
@@ -196,17 +190,17 @@ OP(loss_sum,                                                                    
                                                                                                                        \
 /* ---- backward, in the order it runs */                                                                              \
                                                                                                                        \
-/* dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless gelu_pre is NULL                         \
-   dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout                                           \
-   dgelu_bias (C) (+)= column sums of dinp, gelu' included: the bias gradient of the layer below                       \
-   dinp, dweight, dbias, dgelu_bias may be NULL. In place: dinp may be in, since dweight is computed first */          \
+/* dinp (N,C) = dout (N,OC) weight (OC,C);  dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout  \
+   With an activation, whose output is `in`: dinp, times the slope at pre (N,C), is the gradient of pre, and           \
+   activation.dbias (C) (+)= column sums of dinp. All outputs may be NULL.                                             \
+   In place: dinp may be in, since dweight is computed first */                                                        \
 OP(matmul_backward,                                                                                                    \
-   (floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias, const floatX *dout, const floatX *in,         \
-    const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex),                      \
-   (dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex),                                 \
+   (floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in, const floatX *weight,        \
+    Activation activation, GradMode mode, int N, int C, int OC, Exec *ex),                                             \
+   (dinp, dweight, dbias, dout, in, weight, activation, mode, N, C, OC, ex),                                           \
    2.0 * N * C * OC * ((dinp != NULL) + (dweight.at != NULL)), OUT(dinp, N, C), GRAD(dweight, OC, C),                  \
-   GRAD(dbias, OC, 1), GRAD(dgelu_bias, C, 1), IN(dout, N, OC), IN(in, dweight.at ? N : 0, C),                         \
-   IN(weight, dinp ? OC : 0, C), IN(gelu_pre, N, C))                                                                   \
+   GRAD(dbias, OC, 1), GRAD(activation.dbias, C, 1), IN(dout, N, OC), IN(in, dweight.at ? N : 0, C),                   \
+   IN(weight, dinp ? OC : 0, C), IN(activation.pre, N, C))                                                             \
                                                                                                                        \
 /* dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)= */                             \
 OP(layernorm_backward,                                                                                                 \
@@ -258,22 +252,16 @@ OP(global_norm_squared,                                                         
    (norm_squared, x, mode, n, ex),                                                                                     \
    0, SUM(norm_squared, 1, 1), GRAD_IN(x, n, 1))                                                                       \
                                                                                                                        \
-/* One AdamW step on params, their masters or remainders, and the moments. grads are scaled by                         \
+/* One AdamW step on params, their remainders, and the moments. grads are scaled by                                    \
    min(1, clip / sqrt(*norm_squared)). If that norm is not finite, nothing changes. Moments of bf16 or 8 bits are      \
-   rounded stochastically, and so are bf16 params without masters and remainders.                                      \
+   rounded stochastically, and so are bf16 params without remainders.                                                  \
    ranges, on the device and sorted by offset, are the elements to update, n with the padding between them */          \
 OP(adamw_update,                                                                                                       \
    (const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *ranges, int num_ranges,  \
     size_t n, const StepHyper *hyper, Exec *ex),                                                                       \
    (state, grads, norm_squared, ranges, num_ranges, n, hyper, ex),                                                     \
-   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
-   make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
-   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, n, 1),                                          \
-   make_operand("m", state->m, state->moments, READ | WRITTEN, n, 1),                                                  \
-   make_operand("v", state->v, state->moments, READ | WRITTEN, n, 1),                                                  \
-   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
-   make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
-   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
+   0, OF_STATE(PARAMS, n), OF_STATE(REMAINDER, n), OF_STATE(M, n), OF_STATE(V, n), OF_STATE(M_SCALES, n),              \
+   OF_STATE(V_SCALES, n), GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                \
                                                                                                                        \
 /* Muon's momentum, on one range of a matrix: m = momentum m + g;  update (n) = g + momentum m. g are the gradients,   \
    scaled as AdamW's; m is rounded as AdamW's. range, on the device, has the n elements */                             \
@@ -281,9 +269,7 @@ OP(muon_momentum,                                                               
    (floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *range,   \
     size_t n, const StepHyper *hyper, Exec *ex),                                                                       \
    (update, state, grads, norm_squared, range, n, hyper, ex),                                                          \
-   0, OUT(update, n, 1), make_operand("m", state->m, state->moments, READ | WRITTEN, n, 1),                            \
-   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, 1),        \
-   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))                                                                       \
+   0, OUT(update, n, 1), OF_STATE(M, n), OF_STATE(M_SCALES, n), GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))          \
                                                                                                                        \
 /* out (n) = in / (sqrt(*norm_squared) + 1e-7): a matrix whose singular values are at most 1 */                        \
 OP(muon_normalise,                                                                                                     \
@@ -297,16 +283,13 @@ OP(muon_polynomial,                                                             
    (b, a, m, ex),                                                                                                      \
    0, INOUT(b, m, m), IN(a, m, m))                                                                                     \
                                                                                                                        \
-/* Muon's weights, on one range: params and their masters or remainders, which are rounded as AdamW's,                 \
+/* Muon's weights, on one range: params and their remainders, which are rounded as AdamW's,                            \
    w = w (1 - lr decay) - lr scale update (n).  If the gradients' norm is not finite, nothing changes */               \
 OP(muon_weights,                                                                                                       \
    (const OptimizerState *state, const floatX *update, const real *norm_squared, const UpdateRange *range, size_t n,   \
     real scale, const StepHyper *hyper, Exec *ex),                                                                     \
    (state, update, norm_squared, range, n, scale, hyper, ex),                                                          \
-   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
-   make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
-   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, n, 1),                                          \
-   IN(update, n, 1), IN(norm_squared, 1, 1))
+   0, OF_STATE(PARAMS, n), OF_STATE(REMAINDER, n), IN(update, n, 1), IN(norm_squared, 1, 1))
 // clang-format on
 
 // every operation of one backend

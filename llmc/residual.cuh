@@ -3,7 +3,6 @@ Bias and residual on the GPU: a warp has a row, a lane WIDTH neighbouring column
 16 bytes, or 1 if rows are not whole packs or an array is not aligned to them.
 Bytes       3NC floatX and one or two additions an element: bound by copy bandwidth. 64 warps a multiprocessor have
             64 KB of loads in flight. Every row reads the bias, from L1.
-defines: cuda_residual_forward
 */
 #pragma once
 #include "llmc/common/device.cuh"

@@ -3,7 +3,6 @@ Bias and residual: the end of a row-parallel linear (Megatron-LM, Shoeybi et al.
   out[n,c] = (in[n,c] + bias[c]) + residual[n,c]   rounded once to floatX
 Shapes      out, in, residual (N,C), bias (C), all floatX. bias may be NULL. out may be in or residual.
 Bytes       3NC floatX: in and residual are read, out is written.
-defines: reference_residual_forward
 */
 #pragma once
 #include "llmc/ops.h"

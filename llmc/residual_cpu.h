@@ -1,7 +1,4 @@
-/*
-Bias and residual on the CPU.
-defines: cpu_residual_forward
-*/
+// Bias and residual on the CPU.
 #pragma once
 #include "llmc/common/floatx.h"
 #include "llmc/common/vectors.h"

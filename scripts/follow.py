@@ -8,13 +8,11 @@ RUN is a run directory, the folder after -o of train_gpt2; NAME is the folder's 
 in metrics.jsonl becomes a scalar at its step: val/loss, val/bits_per_byte, val/hellaswag, and train/X for any other
 field X. null becomes NaN. The flags in config.json become the hyper-parameters.
 
-  --once       sends the lines of the file and ends
-  --pid PID    ends after the process PID has ended: ./train_gpt2 ... & scripts/follow.py RUN --wandb P --pid $!
-
-Ctrl-C ends follow.py, too. No point is sent twice if follow.py starts again, or if the trainer resumes: it deletes the
-lines after its checkpoint and repeats their steps. TensorBoard: a new event file gets all points, and the earlier ones
-are emptied. Weights & Biases cannot delete points: the steps that it has are skipped. With WANDB_MODE=offline they are
-not known, and all points go to a new folder.
+Ctrl-C or SIGTERM ends follow.py, after the last lines: start it with & before the trainer, and `kill $!` afterwards. No
+point is sent twice if follow.py starts again, or if the trainer resumes: it deletes the lines after its checkpoint and
+repeats their steps. TensorBoard: a new event file gets all points, and the earlier ones are emptied. Weights & Biases
+cannot delete points: the steps that it has are skipped. With WANDB_MODE=offline they are not known, and all points go
+to a new folder.
 """
 import argparse
 import glob
@@ -28,7 +26,7 @@ import time
 import zlib
 
 sys.dont_write_bytecode = True  # no __pycache__ among the scripts
-from run_metrics import Parser, parse_lines, read_json, read_whole_lines, run_name, stop  # noqa: E402
+from plot import parse_lines, read_flags, read_whole_lines, run_name, stop  # noqa: E402
 
 
 def scalars(fields):
@@ -37,8 +35,8 @@ def scalars(fields):
             for field, value in fields.items()}
 
 
-# A target is made for the lines that metrics.jsonl begins with; then `send` takes each of them, and each later one. A
-# rewritten file has a new target. A line is (step, {field: number or None}).
+# A target is made for the lines that metrics.jsonl begins with, (step, {field: number or None}); then `send` takes each
+# of them, and each later one. A rewritten file has a new target.
 
 class TensorBoard:
     def __init__(self, run, directory, lines):
@@ -56,7 +54,7 @@ class TensorBoard:
         # START tells an open TensorBoard to forget the steps from 0 on
         self.add(0, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
         flags = {name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-                 for name, value in read_json(os.path.join(run, "config.json")).items()}
+                 for name, value in read_flags(run).items()}
         if flags:
             self.add(0, summary=hparams_pb(flags))
 
@@ -65,8 +63,8 @@ class TensorBoard:
 
     def send(self, step, fields):
         self.time += (fields.get("ms") or 0) / 1000  # "Relative" in TensorBoard is the time of the training steps
-        values = [self.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(fields).items()]
-        self.add(step, summary=self.Summary(value=values))
+        self.add(step, summary=self.Summary(value=[self.Summary.Value(tag=tag, simple_value=value)
+                                                   for tag, value in scalars(fields).items()]))
 
     def end(self):
         self.writer.flush()  # reports a full disk, which close does not
@@ -81,44 +79,34 @@ class Wandb:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_name(run)) + f"-{zlib.crc32(repr(first).encode()):08x}"
         try:
             self.run = wandb.init(project=project, name=run_name(run), id=name, resume="allow", dir=run,
-                                  config=read_json(os.path.join(run, "config.json")))
+                                  config=read_flags(run))
         except Exception as error:  # wandb has no common class for what a network or an account can do
             stop(f"Weights & Biases did not begin the run: {' '.join(str(error).split())}; try `wandb login`, or set "
                  "WANDB_MODE=offline", 1)
-        self.next = self.run.step  # the step after the last one that Weights & Biases has
+        self.next, self.end = self.run.step, self.run.finish  # next: the step after the last one that it has
 
     def send(self, step, fields):
         if step >= self.next:
             self.run.log(scalars(fields), step=step)  # joins the lines of a step
 
-    def end(self):
-        self.run.finish()
 
-
-def follow(path, once, pid, make_target):
-    """Sends the lines of the file, and looks for new ones twice a second."""
+def follow(path, once, make_target):
+    """Sends the lines of the file, and looks for new ones twice a second until a signal."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
     if not once and not os.path.exists(path):
         print(f"follow.py: waiting for {path}", flush=True)
-    ended = threading.Event()
-
-    def end(number, _):
-        signal.signal(number, signal.SIG_DFL)  # the second one ends the program at once
-        ended.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
     target, sent, last = None, "", False
     while not last:
-        # an ended process has no exe, even if its parent has not collected the status yet
-        last = once or ended.wait(0.5) or pid is not None and not os.path.exists(f"/proc/{pid}/exe")
+        last = once or ended.wait(0.5)
         text = read_whole_lines(path) if once or os.path.exists(path) else ""
         if target and not text.startswith(sent):  # the trainer resumed or began anew
             target.end()
             target, sent = None, ""
         if target or last or '"ms"' in text:  # Wandb looks for a training step
             lines = parse_lines(path, text[len(sent):], sent.count("\n"))
-            if lines and not target:
-                target = make_target(lines)
+            target = target or (make_target(lines) if lines else None)
             for line in lines:
                 target.send(*line)
             sent = text
@@ -128,21 +116,18 @@ def follow(path, once, pid, make_target):
 
 
 def main():
-    parser = Parser(allow_abbrev=False)
-    parser.add_argument("run")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help="a run directory")
     targets = parser.add_mutually_exclusive_group(required=True)
-    targets.add_argument("--tensorboard")
-    targets.add_argument("--wandb")
-    parser.add_argument("--once", action="store_true")
-    parser.add_argument("--pid", type=int)
+    targets.add_argument("--tensorboard", metavar="DIR", help="folder of the event files")
+    targets.add_argument("--wandb", metavar="PROJECT", help="project of Weights & Biases")
+    parser.add_argument("--once", action="store_true", help="send the lines of the file, and end")
     given = parser.parse_args()
-    kind, package, place = TensorBoard, "tensorboard", given.tensorboard
-    if given.wandb:
-        kind, package, place = Wandb, "wandb", given.wandb
+    kind, package, place = (Wandb, "wandb", given.wandb) if given.wandb else (
+        TensorBoard, "tensorboard", given.tensorboard)
     try:
         __import__(package)
-        follow(os.path.join(given.run, "metrics.jsonl"), given.once, given.pid,
-               lambda lines: kind(given.run, place, lines))
+        follow(os.path.join(given.run, "metrics.jsonl"), given.once, lambda lines: kind(given.run, place, lines))
     except ImportError as error:
         stop(f"{sys.executable} could not import {package} ({error}); run: {sys.executable} -m pip install {package}")
     except OSError as error:

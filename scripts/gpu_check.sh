@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures the trainer on this machine's GPU, in three commands:   scripts/gpu_check.sh first|speed|rest
 #
-#   first    correctness, 4 to 6 minutes: kernels against the textbook, compute-sanitizer's memcheck, 20 steps of
+#   first    correctness, 4 to 6 minutes: kernels against the reference, compute-sanitizer's memcheck, 20 steps of
 #            124M without and with CUDA graphs. PyTorch compiles meanwhile
 #   speed    10 minutes: 124M at B 64 and 1558M at B 16 with PyTorch's times (torch.compile, flash attention), the same
 #            bits twice, the kernels of every matmul, every operation and its prediction, the predicted step and floor
@@ -284,7 +284,6 @@ each_op() {
     [ $passed -eq $all ] && [ $all -gt 0 ]
 }
 
-# without GOMP_SPINCOUNT a program executes itself again, and compute-sanitizer does not follow
 settings=(env TEST_DEVICE=cuda GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=$((($(nproc) + 3) / 4)))
 
 # test_meanwhile NAME LIMIT PROGRAM COMMAND...: starts a test, if its program was built
@@ -399,7 +398,7 @@ ours() {
         sort -g | awk '{ ms[NR] = $1 } END { print ms[int(NR / 2 + 0.5)], ms[int(NR / 10) + 1], ms[int(NR * .9) + 1] }')
     words=$(slower_kernels "$log") slower=${words:-$slower}
     report "$name" "$status" \
-        "${ms[0]:+${ms[0]} ms a step; $left MiB free; }$(grep -om 1 'early launches o[nf]*' "$log")"
+        "${ms[0]:+${ms[0]} ms a step; $left MiB free; }$(grep -om 1 'PDL is o[nf]*' "$log")"
     [[ $status != 0 || -z ${ms[0]:-} ]] || run_row "$1" "$name" $(($5 * 1024)) "${ms[@]}" \
         "$(number mfu $folder/metrics.jsonl)" "$(plan_bytes -b "$5" "${@:6}")"
 }

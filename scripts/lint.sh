@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
-# Checks the width of every line, the `defines:` lists and the includes of headers, asm statements, the C sources with
-# clang-tidy and cppcheck, and the scripts with shellcheck. Any finding fails the script. .clang-tidy selects the
+# Checks the number of product lines, the width of every line, the includes of headers, asm statements, the C sources
+# with clang-tidy and cppcheck, and the scripts with shellcheck. Any finding fails the script. .clang-tidy selects the
 # checks. Headers are read through the programs that include them.
+#   scripts/lint.sh [lines]      lines: the first check alone
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+status=0
 
-mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu llmc/run/portable.c dev/test/{test_*,fail_nth,jump_clock}.c \
+# The budget is raised by an issue that gives the reason: what the lines do for a user, and why no others can go.
+most_lines=25762
+lines=$(find train_gpt2.cu llmc -type f -exec cat {} + | wc -l)
+echo "lines        $lines of at most $most_lines, in llmc/ and train_gpt2.cu"
+[ "$lines" -le "$most_lines" ] || { echo "$((lines - most_lines)) product lines too many: remove as many" && status=1; }
+[ "${1:-}" != lines ] || exit $status
+
+mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu llmc/run/portable.c dev/test/{test_*,fail_nth}.c \
     dev/bench/*.c dev/oracle/*.c dev/fuzz/replay.c 2>/dev/null)
 mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 options=(-D_GNU_SOURCE -I.)
@@ -16,29 +25,13 @@ if pkg-config --exists ompi-c 2>/dev/null; then
 fi
 # Without libomp clang has no omp.h. gcc's include folder comes last, so that only omp.h is found there.
 omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
-status=0
 
 mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' '*.py' '*.sh' '*.mk' Makefile)
 echo "width        ${#sources[@]} files"
 # the locale makes grep count characters instead of bytes
 LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1
 
-# Each name of a header's `defines:` list must be declared there, or be a line of an enum.
-mapfile -t headers < <(git ls-files -co --exclude-standard llmc)
-echo "defines:     ${#headers[@]} headers"
-defined() { # HEADER: the names in its list
-    sed -nE '/^defines:/,/^$|^\*\/|^ {0,8}[^ ]/ { /^(defines:| {9}[^ ])/p }' "$1" |
-        sed -E 's/^defines://; s/\([^)]*\)//g' | grep -oE '\w+'
-}
-for header in "${headers[@]}"; do
-    code=$(sed '1,/^\*\//d' "$header")
-    for name in $(defined "$header"); do
-        grep -qE "^[^ /].*\b$name\b|^ +$name( =|,|\$)" <<<"$code" && continue
-        echo "$header: \`defines:\` names $name, which is not there" && status=1
-    done
-done
-
-echo "includes     ${#headers[@]} headers"
+echo "includes"
 dev/includes.py || status=1
 dev/asm.py || status=1
 

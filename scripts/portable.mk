@@ -4,7 +4,7 @@
 #                   LEVELS, and llmc/run/portable.c calls the highest level of the CPU.
 # With ARCH=portable the other programs, a cuda build and a build for another CPU than x86-64 are for the baseline: AVX2
 # and FMA on x86-64, Armv8-A on aarch64. A cross compiler (CC=aarch64-linux-gnu-gcc) also builds for the baseline.
-#   build/portable/train_gpt2        the program of ARCH=portable, which `make deb` packs
+#   build/portable/train_gpt2        the program of ARCH=portable
 #   build/test/portable/train_gpt2   the same with -O1, for dev/test/test_portable.sh
 
 ARCH ?= native

@@ -104,15 +104,9 @@ want all           python3-matplotlib  "plots, for scripts/plot.py"             
 want all           debootstrap         "an empty Debian, for fresh_machine.sh"       test -x /usr/sbin/debootstrap
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-want all           iproute2            "network namespaces, for tests of a lost link"          has_command ip
-want all           help2man            "makes the man page from --help"                        has_command help2man
-want all           dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
-want all           lintian             "checks the package"                                    has_command lintian
-want all           python3-yaml        "parses the workflow"                                   has_module yaml
 want all           clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
 want all           g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
 want all           libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
-want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
 want all           python3-venv        "pip, for CUDA's disassembler"                          makes_environments
 need "test lint gpu" libcmocka-dev     "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h

@@ -18,6 +18,7 @@
 # steps, 0.8 MB of text, the model writes few words; the command that goes on takes at least so many.
 set -euo pipefail
 export LC_ALL=C
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}  # spinning threads are slow while other programs run
 cd "$(dirname "$0")/.."
 
 seconds=${TRAIN_SECONDS:-95} most_steps=10000 steps_to_words=1000
@@ -43,7 +44,7 @@ best_ms=''
 cores=$(nproc)
 for threads in ${OMP_NUM_THREADS:-1 2 4 8 16}; do
     [ "$threads" -le "$cores" ] || break
-    ./train_gpt2 "${model[@]}" -o "$scratch/$threads" -x 60 -v 0 -n 0 --threads "$threads" >/dev/null
+    OMP_NUM_THREADS=$threads ./train_gpt2 "${model[@]}" -o "$scratch/$threads" -x 60 -v 0 -n 0 >/dev/null
     ms=$(median_ms "$scratch/$threads")
     if [ -z "$best_ms" ] || awk "BEGIN { exit !($ms < $best_ms) }"; then best_ms=$ms best_threads=$threads; fi
     echo "  threads: $threads, a step takes $ms ms"
@@ -61,8 +62,8 @@ run=runs/$name-$number
 mkdir -p runs
 
 batches=$((steps < 2000 ? steps / 100 + 1 : 20)) # of a validation
-train=(./train_gpt2 "${model[@]}" -u $((steps / 40 + 1)) -v $((steps / 16 + 1)) -m "$batches" -n 1000 -nk 1
-    --threads "$best_threads" -o "$run")
+train=(env OMP_NUM_THREADS="$best_threads" GOMP_SPINCOUNT="$GOMP_SPINCOUNT" ./train_gpt2 "${model[@]}"
+    -u $((steps / 40 + 1)) -v $((steps / 16 + 1)) -m "$batches" -n 1000 -nk 1 -o "$run")
 # Ctrl-C reaches the trainer directly: the run stops early, and the model still speaks. SIGTERM, from make, reaches
 # only this script.
 terminated=

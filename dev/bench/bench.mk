@@ -1,7 +1,6 @@
 # How the benchmarks are compiled and started. The Makefile includes this file.
 
-build/bench/dump_run build/bench/remat build/bench/predict build/bench/predict_fp32: options = -Wno-unused-function
-build/bench/bench_comm: comm = yes
+build/bench/dump_run build/bench/predict build/bench/predict_fp32: options = -Wno-unused-function
 
 build/bench/%: dev/bench/%.c build/flags
 	$(compile)
@@ -41,8 +40,8 @@ predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h20
 plan: $(PREDICT) ## bench: the memory of a run on a GPU that is not here; ARGS='-e d48 -b 4 -s 0 -r 4 -om 8bit'
 	@$(PREDICT) --gpu $(or $(GPU),h200) --plan $(ARGS)
 
-bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
-	@build/bench/remat
+bench-remat: train_gpt2 ## bench: time and saved bytes of every level of -r
+	@dev/bench/bench_remat.py
 
 bench-states: build/test/train_gpt2_bf16 ## bench: loss of a small model with every type of optimizer state
 	@dev/bench/bench_states.py
@@ -50,16 +49,10 @@ bench-states: build/test/train_gpt2_bf16 ## bench: loss of a small model with ev
 bench-optimizers: train_gpt2 ## bench: tokens that Muon needs for AdamW's loss; all runs: 14 hours
 	@dev/bench/bench_optimizers.py
 
-bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
-	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
-
-# oneDNN and OpenBLAS, the peers of our GEMM, are searched for when bench_matmul is compiled
-openblas_flags = $(shell pkg-config --cflags openblas 2>&-)
-openblas_libraries = $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
+# oneDNN, the peer of our GEMM, is searched for when bench_matmul is compiled
 onednn = $(call links,oneapi/dnnl/dnnl.h,-ldnnl)
-openblas = $(call links,cblas.h openblas_config.h,$(openblas_flags) $(openblas_libraries))
-build/bench/bench_matmul: options = $(onednn:yes=-DHAVE_ONEDNN) $(if $(openblas),-DHAVE_OPENBLAS $(openblas_flags))
-build/bench/bench_matmul: libraries = $(onednn:yes=-ldnnl) $(if $(openblas),$(openblas_libraries))
+build/bench/bench_matmul: options = $(onednn:yes=-DHAVE_ONEDNN)
+build/bench/bench_matmul: libraries = $(onednn:yes=-ldnnl)
 
 # bench_matmul is recompiled, since setup.sh may have installed a peer
 bench-cpu: ## bench: training steps and GEMMs on this CPU, against the newest PyTorch (5 GB); 25 minutes
@@ -68,12 +61,9 @@ bench-cpu: ## bench: training steps and GEMMs on this CPU, against the newest Py
 		build/bench/dump_run
 	@dev/bench/bench_cpu.py $(ARGS)
 
-long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, descriptors and speed stay
-	@dev/bench/long_run.py
-
 bench-tokenizer: train_gpt2 ## bench: --tokenize against tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
 	@scripts/setup.sh all
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py "$${MERGES:-vocab.bpe}" \
 		"$${TEXT:-$$(scripts/text.sh build/text)}"
 
-.PHONY: long-run bench-tokenizer bench predict plan bench-remat bench-states bench-optimizers bench-comm bench-cpu
+.PHONY: bench-tokenizer bench predict plan bench-remat bench-states bench-optimizers bench-cpu

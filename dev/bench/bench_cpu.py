@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training steps on the CPU against PyTorch, idle and busy, GEMMs against oneDNN and OpenBLAS, losses.
+"""Training steps on the CPU against PyTorch, GEMMs against oneDNN, and losses.
 
     make bench-cpu        (for a look: make bench-cpu ARGS='--rounds 1 --skip-loss')
 
@@ -24,32 +24,28 @@ import sys
 import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-TRAINER = os.path.join(ROOT, "train_gpt2")
+from runs import ROOT, TRAINER, king_james, last_val_loss, metrics, spread
+
 PORTABLE = os.path.join(ROOT, "build/portable/train_gpt2")  # make ARCH=portable
 TORCH = os.path.join(ROOT, "build/torch/bin/python3")
 LEAST_ROUNDS = 3  # fewer rounds do not replace the file
 # weights: elements of the matrices of all linear layers
 PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7,
           "weights": 4 * 12 * 128 * 128 + 256 * 128}
-BUSY_PRESET = {**PRESET, "steps": 100, "skip": 20}  # loops hardly slow the first half second of a process
 D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB": 3.2,
        "weights": 12 * 12 * 768 * 768 + 50304 * 768}
 # flags of dev/oracle/bench.py; the fp32 ways first
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
         "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
 FP32_WAYS = list(WAYS)[:2]
-# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS, OMP_NUM_THREADS fixes our number of threads, and
-# TRAIN_GPT2_ARCH the level of ARCH=portable
-OF_CALLER = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TRAIN_GPT2_")
+# a caller's OMP_NUM_THREADS fixes our number of threads, and TRAIN_GPT2_ARCH the level of ARCH=portable
+OF_CALLER = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TRAIN_GPT2_")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OF_CALLER)}
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-             "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell", "TRAIN_GPT2_ARCH": "v3"}
+             "MKL_ENABLE_INSTRUCTIONS": "AVX2", "TRAIN_GPT2_ARCH": "v3"}
 # torch.compile's common cache takes AVX2 and AVX-512 kernels for the same, and the process crashes with the other's
 AVX2_KERNELS = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(ROOT, "build/torch/avx2_kernels")}
 START = time.monotonic()
-BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
 
 def log(text):
@@ -59,21 +55,13 @@ def log(text):
 # ---- the programs. A program is a (name, threads) and a function that takes a turn: milliseconds of each step
 
 
-def step_command(text, case, way, threads, run):
-    """the trainer of way = (program, -f) without a number of steps"""
-    trainer, precision = way
-    command = [trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]), "-v", "0",
-               "-s", "0", "-r", "0", "-f", str(precision), "-o", run]
-    return command + ["--threads", str(threads)]
-
-
 def our_times(text, case, way, threads):
-    """a turn of a new process of step_command"""
-    with tempfile.TemporaryDirectory() as run:
-        command = step_command(text, case, way, threads, run) + ["-x", str(case["steps"])]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-        with open(os.path.join(run, "metrics.jsonl")) as metrics:
-            return [json.loads(line)["ms"] for line in metrics][case["skip"]:]
+    """a turn of a new process of the trainer; way = (program, -f)"""
+    trainer, precision = way
+    rows = metrics([trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]), "-v", "0",
+                    "-s", "0", "-r", "0", "-f", str(precision), "-x", str(case["steps"])],
+                   {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
+    return [row["ms"] for row in rows][case["skip"]:]
 
 
 class Torch:
@@ -156,11 +144,6 @@ def best(measured, names):
     return min((p for p in measured if p[0] in names), key=lambda p: statistics.median(measured[p]), default=None)
 
 
-def spread(rounds):
-    median = f"{statistics.median(rounds):.2f}"
-    return median if len(rounds) == 1 else f"{median} ({min(rounds):.2f} to {max(rounds):.2f})"
-
-
 def speed(measured, name, names):
     """speed of a program at its best number of threads, against the best program of some names"""
     peer = best(measured, names)
@@ -188,48 +171,14 @@ def step_table(title, case, measured, fmas):
     return lines + [""]
 
 
-@contextlib.contextmanager
-def busy_loops(count):
-    """other programs at normal priority; each ends by itself if this process is killed"""
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-def busy_table(programs, rounds):
-    """Mean steps, since some steps are many times as long as the median one."""
-    others = {"idle": 0, "one other program": 1, "two other programs": 2}
-    measured = {(program, name): [] for program in programs for name in others}
-    for i in range(rounds):
-        log(f"busy machine: round {i + 1} of {rounds}")
-        for name, count in others.items():
-            with busy_loops(count):
-                for program, times in programs.items():
-                    measured[program, name].append(statistics.mean(times()))
-    lines = ["### The first model beside busy loops at normal priority: mean ms per step (lowest to highest)", "",
-             f"Rounds: {rounds}. A mean has the longest steps, and is usually above the first table's median.", "",
-             f"| program | threads | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
-    for program in programs:
-        times = [spread(measured[program, name]) for name in others]
-        lines.append(f"| {program[0]} | {program[1]} | {' | '.join(times)} |")
-    return lines + [""]
-
-
-def steps_and_busy(text, threads, rounds, ways, fmas):
+def step_tables(text, threads, rounds, ways, fmas):
     title, ours = "4 layers, 4 heads, 128 channels, B 12, T 64, bytes", our_ways()
     portable = {f"{name}, ARCH=portable": (PORTABLE, precision) for name, (_, precision) in ours.items()}
     with programs_of(text, PRESET, ways, {**ours, **portable}, threads) as programs:
         measured = take_turns(programs, rounds)
     with programs_of(text, D12, ways, ours, threads[-1:]) as programs:
         large = take_turns(programs, (rounds + 1) // 2)
-    lines = step_table(title, PRESET, measured, fmas) + step_table("124M, B 4, T 64", D12, large, fmas)
-    torch = best(measured, FP32_WAYS)
-    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], ours, threads) as programs:
-        return lines + busy_table(programs, (rounds + 1) // 2)
+    return step_table(title, PRESET, measured, fmas) + step_table("124M, B 4, T 64", D12, large, fmas)
 
 
 # ---- GEMMs
@@ -245,7 +194,7 @@ def run_matmul(threads, rounds):
 
 MATMUL_COLUMNS = {("fp32", "fma"): "FMAs", ("fp32", "ours"): "ours", ("fp32", "ours_cold"): "ours, not cached",
                   ("fp32", "onednn"): "oneDNN, its layout",
-                  ("fp32", "onednn_plain"): "oneDNN, plain", ("fp32", "openblas"): "OpenBLAS",
+                  ("fp32", "onednn_plain"): "oneDNN, plain",
                   ("bf16", "fma"): "FMAs, bf16", ("bf16", "ours"): "ours, bf16",
                   ("bf16", "ours_cold"): "ours, bf16, not cached",
                   ("bf16", "onednn"): "oneDNN, bf16, its layout", ("bf16", "onednn_plain"): "oneDNN, bf16, plain"}
@@ -299,20 +248,16 @@ def end_losses(text, torch_version):
              "-c", "0.1", "-m", "100", "-s", "0", "-v", "2000"]
     losses = {}
     log("losses after 2000 steps")
-    with tempfile.TemporaryDirectory() as folder:
-        if torch_version:
+    if torch_version:
+        with tempfile.TemporaryDirectory() as folder:
             subprocess.run([os.path.join(ROOT, "build/bench/dump_run"), folder] + flags, check=True, env=ENVIRONMENT)
             torch = [TORCH, os.path.join(ROOT, "dev/oracle/converge.py"), "--init",
                      f"{folder}/step_00000000/model.safetensors", "--batches", f"{folder}/train.i32",
                      "--val", f"{folder}/val.i32"]
             one = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # more are slower beside a busy neighbour
             losses["PyTorch"] = json.loads(subprocess.check_output(torch, env=one))["val_loss"]
-        for name, (trainer, precision) in our_ways().items():
-            run = os.path.join(folder, f"run{precision}")
-            subprocess.run([trainer, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL,
-                           env=ENVIRONMENT)
-            with open(os.path.join(run, "metrics.jsonl")) as metrics:
-                losses[name] = [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]
+    for name, (trainer, precision) in our_ways().items():
+        losses[name] = last_val_loss([trainer, "-f", str(precision), *flags], ENVIRONMENT)
     return losses
 
 
@@ -360,14 +305,12 @@ def version_of_torch():
 
 def head(build, torch_version, rounds, load):
     name = cpu("Model name") or platform.machine()
-    blas = " ".join(re.findall(r"OpenBLAS [\d.]+|(?<=NO_AFFINITY )\w+", build["openblas"])) or "none"
     command = "make bench-cpu" + " MARCH=x86-64-v3" * held_to_avx2()
     return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `{command}`, rounds in which "
             f"the programs take turns: {rounds}; load average at the start {load:.1f}",
             f"- CPU: {name} ({cpu('Vendor ID')}, family {cpu('CPU family')}, model {cpu('Model')}), {cores()} cores; "
             f"our vectors: {build['vectors']}",
-            f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
-            f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
+            f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}",
             "- Ours is `./train_gpt2 -f 1`. PyTorch runs eagerly unless marked compiled. "
             "Medium precision rounds matmul inputs: "
             "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads. "
@@ -400,8 +343,7 @@ def main():
     args = parser.parse_args()
     load = os.getloadavg()[0]
     ENVIRONMENT.update({**AVX2_ONLY, **AVX2_KERNELS} if held_to_avx2() else {})
-    fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
-    text = subprocess.check_output(fetch, text=True).strip()
+    text = king_james()
     torch_version, threads = version_of_torch(), sorted({1, cores()})
     if load > 1:
         log(f"the load average is {load:.1f}: beside other programs all times are too long, "
@@ -413,7 +355,7 @@ def main():
     ways = [way for way, flags in WAYS.items() if bf16 or "--bf16" not in flags]
     if not bf16:
         log("PyTorch's bf16 is left out: it would be emulated")
-    lines += steps_and_busy(text, threads, args.rounds, ways if torch_version else [], fmas)
+    lines += step_tables(text, threads, args.rounds, ways if torch_version else [], fmas)
     lines += matmul_tables(matmuls)
     if not args.skip_loss:
         lines += loss_table(end_losses(text, torch_version))

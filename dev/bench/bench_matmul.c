@@ -1,5 +1,5 @@
 /*
-The GEMMs of a training step through gemm() of llmc/gemm.h, beside the rate of FMAs in registers, oneDNN and OpenBLAS.
+The GEMMs of a training step through gemm() of llmc/gemm.h, beside the rate of FMAs in registers and oneDNN.
     bench_matmul [THREADS [ROUNDS]]      (default: all threads, 5 rounds)
 The programs take turns in each round. A rate is GFLOP/s of the fastest call: beside a busy neighbour the median call
 may wait for a core, many times as long as it computes.
@@ -11,7 +11,6 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
   ours_cold     the same with copies of A, B and C in rotation: operands come from memory, as most do in a step
   onednn        B in the layout that oneDNN prefers, as in oneDNN's own benchmark. With bf16 inputs A and B are bf16
   onednn_plain  B as the trainer stores it
-  openblas      cblas_sgemm, fp32 only
 */
 #include "llmc/common/device.h"
 #include "llmc/gemm.h"
@@ -19,15 +18,12 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 #endif
-#ifdef HAVE_OPENBLAS
-#include <cblas.h>
-#endif
 
-enum { FMA, OURS, OURS_COLD, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
+enum { FMA, OURS, OURS_COLD, ONEDNN, ONEDNN_PLAIN, NUM_PROGRAMS };
 enum { MIN_CALLS = 3 };
 enum { COLD_BYTES = 128 << 20 };  // of the copies: more than the L3 cache of most CPUs
-static const char *const program_names[] = {"fma", "ours", "ours_cold", "onednn", "onednn_plain", "openblas"};
-enum { PAUSE_MICROSECONDS = 50000 };  // idle threads of OpenBLAS and OpenMP spin for a while
+static const char *const program_names[] = {"fma", "ours", "ours_cold", "onednn", "onednn_plain"};
+enum { PAUSE_MICROSECONDS = 50000 };  // idle threads of OpenMP spin for a while
 static const double TURN_SECONDS = 0.02;
 
 typedef struct {
@@ -121,20 +117,6 @@ static void run_ours(const Case *k, size_t copy) {
     gemm(&p);
 }
 
-#ifdef HAVE_OPENBLAS
-enum { HAS_OPENBLAS = 1 };
-static void run_openblas(const Case *k) {
-    int M = (int)k->M, N = (int)k->N, K = (int)k->K;
-    cblas_sgemm(CblasRowMajor, k->a_transposed ? CblasTrans : CblasNoTrans, k->b_transposed ? CblasTrans : CblasNoTrans,
-                M, N, K, 1, k->a, k->a_transposed ? M : K, k->b, k->b_transposed ? K : N, 0, k->c, N);
-}
-#else
-enum { HAS_OPENBLAS = 0 };
-static void run_openblas(const Case *k) { (void)k; }
-static const char *openblas_get_config(void) { return ""; }
-static void openblas_set_num_threads(int threads) { (void)threads; }
-#endif
-
 #ifdef HAVE_ONEDNN
 static void check_onednn(dnnl_status_t status) {
     if (status != dnnl_success) { run_error("oneDNN failed with status %d", (int)status); }
@@ -214,14 +196,7 @@ static void onednn_close(Onednn *o) { (void)o; }
 static void print_onednn(void) { printf("\"onednn\": null"); }
 #endif
 
-static bool has_program(int program, bool bf16_inputs) {
-    switch (program) {
-    case OPENBLAS: return HAS_OPENBLAS && !bf16_inputs;
-    case ONEDNN:
-    case ONEDNN_PLAIN: return HAS_ONEDNN;
-    default: return true;
-    }
-}
+static bool has_program(int program) { return HAS_ONEDNN || (program != ONEDNN && program != ONEDNN_PLAIN); }
 
 static void run(int program, const Case *k) {
     static size_t calls;
@@ -230,7 +205,6 @@ static void run(int program, const Case *k) {
     case OURS_COLD: run_ours(k, calls++ % k->copies); break;
     case ONEDNN: run_onednn(&k->blocked); break;
     case ONEDNN_PLAIN: run_onednn(&k->plain); break;
-    case OPENBLAS: run_openblas(k); break;
     default:
 #pragma omp parallel
     {
@@ -260,7 +234,7 @@ static double turn_rate(int program, const Case *k, int threads) {
     double fastest = INFINITY, flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
     size_t fmas = (size_t)FMA_CHAINS * FMA_STEPS * VECTOR_LANES * (size_t)threads;
     if (program == FMA) { flops = (k->bf16_inputs ? 4 : 2) * (double)fmas; }
-    if (program == FMA || program == OPENBLAS) { usleep(PAUSE_MICROSECONDS); }
+    if (program == FMA) { usleep(PAUSE_MICROSECONDS); }
     run(program, k);
     double now = now_seconds(), end = now + TURN_SECONDS;
     for (int calls = 0; calls < MIN_CALLS || now < end; calls++) {
@@ -277,7 +251,7 @@ static void measure(double *rates, const Case *k, int threads, int rounds) {
     memset(rates, 0, NUM_PROGRAMS * sizeof *rates);
     for (int round = 0; round < rounds; round++) {
         for (int i = 0; i < NUM_PROGRAMS; i++) {
-            if (has_program(i, k->bf16_inputs)) { rates[i] = fmax(rates[i], turn_rate(i, k, threads)); }
+            if (has_program(i)) { rates[i] = fmax(rates[i], turn_rate(i, k, threads)); }
         }
     }
 }
@@ -354,8 +328,8 @@ static void print_build(int threads) {
 #ifdef __AVX2__
     registers = VECTOR_BYTES == 32 ? "AVX2" : registers;
 #endif
-    printf("{\"compiler\": \"%s\", \"vectors\": \"%s%s\", \"threads\": %d, \"openblas\": \"%s\", ", compiler, registers,
-           GEMM_HAS_BF16 ? ", AVX512-BF16" : "", threads, openblas_get_config());
+    printf("{\"compiler\": \"%s\", \"vectors\": \"%s%s\", \"threads\": %d, ", compiler, registers,
+           GEMM_HAS_BF16 ? ", AVX512-BF16" : "", threads);
     print_onednn();
     printf("}\n");
     fflush(stdout);
@@ -365,7 +339,6 @@ int main(int argc, char **argv) {
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), rounds = argc > 2 ? atoi(argv[2]) : 5;
     if (threads < 1 || rounds < 1) { input_error("expected: bench_matmul [THREADS [ROUNDS]]"); }
     omp_set_num_threads(threads);
-    openblas_set_num_threads(threads);
     print_build(threads);
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int bf16_inputs = 0; bf16_inputs <= GEMM_HAS_BF16; bf16_inputs++) {

@@ -56,7 +56,7 @@ static const BenchRow bench_rows[] = {
     {"matmul_forward", "attproj + residual", 0, DIM_C, DIM_C, false},
     {"matmul_forward", "fcproj + residual", 0, DIM_4C, DIM_C, false},
     {"matmul_forward", "logits", PRODUCT_ALONE, DIM_C, DIM_VP, true},
-    {"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false},
+    {"matmul_forward", "fc and activation", WITHOUT_RESIDUAL | WITH_ACTIVATION, DIM_C, DIM_4C, false},
     {"attention_decode", "at once", 0, OWN, OWN, false},
     {"attention_decode", "one by one", 1, OWN, OWN, false},
     {"classifier", "loss and gradient", 0, OWN, OWN, true},
@@ -65,21 +65,21 @@ static const BenchRow bench_rows[] = {
     {"classifier_from_statistics", "of 2 ranks, loss and gradient", 0, OWN, OWN, true},
     {"matmul_backward", "logits, dinp", DINP_ALONE, DIM_C, DIM_VP, true},
     {"matmul_backward", "logits, dweight", DWEIGHT_ALONE, DIM_C, DIM_VP, true},
-    {"matmul_backward", "fcproj and gelu", 0, DIM_4C, DIM_C, false},  // with fc's dbias
+    {"matmul_backward", "fcproj and slope", WITH_ACTIVATION, DIM_4C, DIM_C, false},  // with fc's dbias
     {"matmul_backward", "fc, dinp", DINP_ALONE, DIM_C, DIM_4C, false},
     {"matmul_backward", "fc, dweight", DWEIGHT_ALONE, DIM_C, DIM_4C, false},
-    {"matmul_backward", "attproj", WITHOUT_GELU, DIM_C, DIM_C, false},
-    {"matmul_backward", "qkv", WITHOUT_GELU, DIM_C, DIM_3C, false},
-    {"matmul_backward", "qkv, +=", WITHOUT_GELU | ADDED, DIM_C, DIM_3C, false},
+    {"matmul_backward", "attproj", 0, DIM_C, DIM_C, false},
+    {"matmul_backward", "qkv", 0, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, +=", ADDED, DIM_C, DIM_3C, false},
     {"matmul_backward", "qkv, += dbias", DBIAS_ALONE | ADDED, DIM_C, DIM_3C, false},
-    {"matmul_backward", "qkv, bf16", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, bf16", GRADIENT_BF16, DIM_C, DIM_3C, false},
     {"layernorm_backward", "", GRAD_SET, OWN, OWN, false},
     {"layernorm_backward", "+= bf16", GRADIENT_BF16 | ADDED, OWN, OWN, false},
     {"embedding_backward", "", GRAD_SET, OWN, OWN, false},
     {"embedding_backward", "+= bf16", GRADIENT_BF16 | ADDED, OWN, OWN, false},
     {"adamw_update", "params alone", 0, OWN, OWN, false},
 #ifdef PRECISION_BF16
-    {"adamw_update", "master", WITH_MASTER, OWN, OWN, false},
+    {"adamw_update", "split", WITH_REMAINDER, OWN, OWN, false},
     {"adamw_update", "split, bf16 moments", WITH_REMAINDER | MOMENTS_BF16 | GRADIENT_BF16, OWN, OWN, false},
     {"adamw_update", "split, 8-bit moments", WITH_REMAINDER | MOMENTS_8BIT | GRADIENT_BF16, OWN, OWN, false},
 #endif
@@ -89,7 +89,7 @@ static const BenchRow bench_rows[] = {
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
 // one matmul of a training step, with an epilogue, on the arrays of the operation's variant
-enum { DINP = 1, DWEIGHT = 2, DBIAS = 4, DGELU = 8, DGELU_BIAS = 16 };
+enum { DINP = 1, DWEIGHT = 2, DBIAS = 4, SLOPE = 8, PRE_BIAS = 16 };
 typedef struct {
     BenchRow row;
     const char *epilogue;
@@ -101,39 +101,37 @@ static const BenchProduct bench_products[] = {
     {{"matmul_forward", "qkv", WITHOUT_RESIDUAL, DIM_C, DIM_3C, false}, "bias", 0},
     {{"matmul_forward", "attproj", 0, DIM_C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "fc", WITHOUT_RESIDUAL, DIM_C, DIM_4C, false}, "bias", 0},
-    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input saved", 0},
+    {{"matmul_forward", "fc", WITHOUT_RESIDUAL | WITH_ACTIVATION, DIM_C, DIM_4C, false}, "bias, activation", 0},
     {{"matmul_forward", "fcproj", 0, DIM_4C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "logits", PRODUCT_ALONE, DIM_C, DIM_VP, true}, "none", 0},
-    {{"matmul_backward", "logits", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_VP, true}, "dinp", DINP},
-    {{"matmul_backward", "logits", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
+    {{"matmul_backward", "logits", GRADIENT_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
+    {{"matmul_backward", "logits", GRADIENT_BF16, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
     {{"matmul_backward", "logits", GRADIENT_BF16 | ADDED | OVER_IN, DIM_C, DIM_VP, true}, "dweight +=", DWEIGHT},
-    {{"matmul_backward", "logits", WITHOUT_GELU | ADDED, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
-    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp", DINP},
-    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp, dGELU", DINP | DGELU},
-    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false},
-     "dinp, dGELU, dbias of fc",
-     DINP | DGELU | DGELU_BIAS},
-    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
-    {{"matmul_backward", "fcproj", GRADIENT_BF16, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "fcproj", ADDED, DIM_4C, DIM_C, false},
-     "dinp, dGELU, dbias of fc +=, fp32",
-     DINP | DGELU | DGELU_BIAS},
-    {{"matmul_backward", "fcproj", ADDED, DIM_4C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
-    {{"matmul_backward", "fc", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_4C, false}, "dinp", DINP},
-    {{"matmul_backward", "fc", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
-    {{"matmul_backward", "fc", WITHOUT_GELU | ADDED, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
-    {{"matmul_backward", "attproj", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_C, false}, "dinp", DINP},
-    {{"matmul_backward", "attproj", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_C, false},
+    {{"matmul_backward", "logits", ADDED, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | GRADIENT_BF16, DIM_4C, DIM_C, false}, "dinp, slope", DINP | SLOPE},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | GRADIENT_BF16, DIM_4C, DIM_C, false},
+     "dinp, slope, dbias of fc",
+     DINP | SLOPE | PRE_BIAS},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | GRADIENT_BF16, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | GRADIENT_BF16, DIM_4C, DIM_C, false},
      "dweight, dbias",
      DWEIGHT | DBIAS},
-    {{"matmul_backward", "attproj", WITHOUT_GELU | ADDED, DIM_C, DIM_C, false},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | ADDED, DIM_4C, DIM_C, false},
+     "dinp, slope, dbias of fc +=, fp32",
+     DINP | SLOPE | PRE_BIAS},
+    {{"matmul_backward", "fcproj", WITH_ACTIVATION | ADDED, DIM_4C, DIM_C, false},
      "dweight +=, dbias +=, fp32",
      DWEIGHT | DBIAS},
-    {{"matmul_backward", "qkv", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false}, "dinp", DINP},
-    {{"matmul_backward", "qkv", GRADIENT_BF16 | WITHOUT_GELU, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "qkv", WITHOUT_GELU | ADDED, DIM_C, DIM_3C, false},
-     "dweight +=, dbias +=, fp32",
-     DWEIGHT | DBIAS},
+    {{"matmul_backward", "fc", GRADIENT_BF16, DIM_C, DIM_4C, false}, "dinp", DINP},
+    {{"matmul_backward", "fc", GRADIENT_BF16, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fc", ADDED, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "attproj", GRADIENT_BF16, DIM_C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "attproj", GRADIENT_BF16, DIM_C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "attproj", ADDED, DIM_C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", GRADIENT_BF16, DIM_C, DIM_3C, false}, "dinp", DINP},
+    {{"matmul_backward", "qkv", GRADIENT_BF16, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", ADDED, DIM_C, DIM_3C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
 };
 enum { NUM_BENCH_PRODUCTS = sizeof bench_products / sizeof bench_products[0] };
 
@@ -478,12 +476,13 @@ static void run_product(const BenchProduct *w, Problem *p, const Ops *ops, Exec 
         problem_run(p, ops, ex);
         return;
     }
+    Activation activation = {parts & SLOPE ? MLP_ACTIVATION : NO_ACTIVATION,
+                             parts & SLOPE ? x_of(p, "activation.pre") : NULL,
+                             parts & PRE_BIAS ? gradient_of(p, "activation.dbias") : no_gradient};
     ops->matmul_backward(
         parts & DINP ? x_of(p, "dinp") : NULL, parts & DWEIGHT ? gradient_of(p, "dweight") : no_gradient,
-        parts & DBIAS ? gradient_of(p, "dbias") : no_gradient,
-        parts & DGELU_BIAS ? gradient_of(p, "dgelu_bias") : no_gradient, x_of(p, "dout"), x_of(p, "in"),
-        x_of(p, "weight"), parts & DGELU ? x_of(p, "gelu_pre") : NULL, p->variant & ADDED ? GRAD_ADD : GRAD_SET,
-        p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
+        parts & DBIAS ? gradient_of(p, "dbias") : no_gradient, x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"),
+        activation, p->variant & ADDED ? GRAD_ADD : GRAD_SET, p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
 }
 
 static bool same_arrays(const BenchRow *x, const BenchRow *y) {
@@ -578,7 +577,7 @@ int main(int argc, char **argv) {
     memset(&b, 0, sizeof b);
     flags_parse(flags, NUM_FLAGS, &b.options, argc, argv);
     b.backend = backend_choose((DeviceChoice)b.options.device, true);
-    const char *note = why_no_gpu((DeviceChoice)b.options.device);
+    const char *note = BUILT_WITH_CUDA && b.options.device == DEVICE_AUTO ? why_no_gpu() : "";
     if (*note) { fprintf(stderr, "bench_ops: on the CPU, since %s\n", note); }
     for (int i = 0; i < NUM_OP_CASES; i++) { chosen += op_chosen(&b, &op_cases[i]); }
     if (!chosen) { input_error("-o %s: no operation has that in its name", b.options.only); }

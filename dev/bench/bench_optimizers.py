@@ -30,14 +30,10 @@ import math
 import os
 import random
 import statistics
-import subprocess
-import tempfile
 import threading
 
-from bench_trees import cpu_name, step_ms
+from runs import ONE_THREAD, ROOT, TRAINER, cpu_name, king_james, metrics, spread, step_ms
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
 RUNS = os.path.join(ROOT, "dev/results/optimizers.jsonl")
 STEPS = {"l4h4c128": 600, "l4h5c320": 300}  # 0.8 and 5.1 million parameters
 RATES = {("l4h4c128", "adamw"): [2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3],
@@ -91,14 +87,10 @@ class Runs:
             return self.done[key]
         text, model, optimizer, warmup, rate, decay, share, seed = key
         steps = round(STEPS[model] * share)
-        with tempfile.TemporaryDirectory() as folder:
-            command = [os.path.join(ROOT, "train_gpt2"), "-i", self.texts[text], "-e", model, *BATCH,
-                       "-x", str(steps), "-l", str(rate), "-u", str(round(STEPS[model] * warmup)), "-q", "0.1",
-                       "-c", str(decay), "-m", "25", "-s", "0", "-v", str(STEPS[model] // 6), "--seed", str(seed),
-                       "--threads", "1", "-f", "auto", "--optimizer", optimizer, "-o", os.path.join(folder, "run")]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            with open(os.path.join(folder, "run/metrics.jsonl")) as metrics:
-                val = [[m["step"], m["val_loss"]] for m in map(json.loads, metrics) if "val_loss" in m]
+        command = [TRAINER, "-i", self.texts[text], "-e", model, *BATCH, "-x", str(steps), "-l", str(rate),
+                   "-u", str(round(STEPS[model] * warmup)), "-q", "0.1", "-c", str(decay), "-m", "25", "-s", "0",
+                   "-v", str(STEPS[model] // 6), "--seed", str(seed), "-f", "auto", "--optimizer", optimizer]
+        val = [[row["step"], row["val_loss"]] for row in metrics(command, ONE_THREAD) if "val_loss" in row]
         with self.lock:
             self.done[key] = val
             with open(RUNS, "a") as out:
@@ -194,20 +186,19 @@ def compare(runs, text, model):
 
 def cost(text, rounds=7, steps=30):
     """lines of the report: time of a step with either optimizer, in turns"""
-    trainer, micro_batches = os.path.join(ROOT, "train_gpt2"), 11
+    micro_batches = 11
     flags = {o: ["-d", str(micro_batches * 768), "--optimizer", o] for o in ("adamw", "muon")}
     times = {o: [] for o in flags}
     load = os.getloadavg()[0]
     for i in range(rounds):
         for o in sorted(flags, reverse=i % 2 == 1):
-            times[o].append(step_ms(trainer, text, steps, 1, 2, flags[o]))
+            times[o].append(step_ms(TRAINER, text, steps, flags[o], threads=2))
     ratios = [m / a for a, m in zip(times["adamw"], times["muon"])]
-    ms = {o: f"{statistics.median(t):.1f} ({min(t):.1f} to {max(t):.1f})" for o, t in times.items()}
     return ["## Cost on a CPU", "",
             f"{cpu_name()}, load {load:.1f}; l4h4c128, -b 12 -t 64, {micro_batches * 768} tokens an update, 2 threads; "
             f"medians of {rounds} rounds of {steps} steps, in turns (min to max).", "",
-            f"AdamW {ms['adamw']} ms, Muon {ms['muon']} ms. Median of the rounds' ratios: "
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}).", ""]
+            f"AdamW {spread(times['adamw'], '{:.1f}')} ms, Muon {spread(times['muon'], '{:.1f}')} ms. Median of the "
+            f"rounds' ratios: {spread(ratios, '{:.3f}')}.", ""]
 
 
 def report(runs):
@@ -229,8 +220,8 @@ def main():
     parser.add_argument("--only", help="print one text and size, as in kjv/l4h4c128")
     args = parser.parse_args()
     folder = os.path.join(ROOT, "build/text")
-    kjv = subprocess.check_output([os.path.join(ROOT, "scripts/text.sh"), folder], text=True).strip()
-    runs = Runs({"kjv": kjv, "python": python_text(folder)})
+    os.makedirs(folder, exist_ok=True)
+    runs = Runs({"kjv": king_james(), "python": python_text(folder)})
     if args.only:
         print("\n".join(compare(runs, *args.only.split("/"))))
     else:

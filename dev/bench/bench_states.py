@@ -12,17 +12,14 @@ dev/results/states.md.
 import argparse
 import concurrent.futures
 import datetime
-import json
 import os
 import statistics
-import subprocess
-import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
+from runs import ONE_THREAD, PRESET, ROOT, king_james, last_val_loss
+
 KINDS = {
-    "-w fp32 -om fp32 -gd fp32": 18,  # bytes per parameter, weight included
-    "-w fp32 -om fp32 -gd bf16": 16,
+    "-w split -om fp32 -gd fp32": 16,  # bytes per parameter, weight included
+    "-w split -om fp32 -gd bf16": 14,
     "-w split -om bf16 -gd bf16": 10,
     "-w split -om 8bit -gd bf16": 8.1,
     "-w none -om bf16 -gd bf16": 8,
@@ -31,14 +28,9 @@ KINDS = {
 
 
 def end_loss(text, kind, seed, steps):
-    with tempfile.TemporaryDirectory() as run:
-        command = [os.path.join(ROOT, "build/test/train_gpt2_bf16"), "-i", text,
-                   "-e", "l4h4c128", "-b", "12", "-t", "64", "-x", str(steps), "-l", "1e-3", "-u", "100", "-q", "0.1",
-                   "-c", "0.1", "-m", "200", "-s", "0", "-v", str(steps), "--seed", str(seed), "--threads", "1",
-                   "-o", run, *kind.split()]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        with open(os.path.join(run, "metrics.jsonl")) as metrics:
-            return [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]
+    return last_val_loss([os.path.join(ROOT, "build/test/train_gpt2_bf16"), "-i", text, *PRESET, "-x", str(steps),
+                          "-l", "1e-3", "-u", "100", "-q", "0.1", "-c", "0.1", "-m", "200", "-v", str(steps),
+                          "--seed", str(seed), *kind.split()], ONE_THREAD)
 
 
 def main():
@@ -46,8 +38,7 @@ def main():
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
-    text = subprocess.check_output(fetch, text=True).strip()
+    text = king_james()
     seeds = range(1, args.seeds + 1)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         losses = {kind: list(pool.map(lambda seed, kind=kind: end_loss(text, kind, seed, args.steps), seeds))

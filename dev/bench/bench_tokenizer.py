@@ -5,8 +5,7 @@
     build/py/bin/python3 dev/bench/bench_tokenizer.py vocab.bpe english.txt [--megabytes 100] [--rounds 5]
 
 The mixed text is made here from a seed: English from the file, Python's own sources, Chinese and Japanese characters,
-emoji, numbers of other scripts, white space of all kinds. Its documents are lines of JSON. Text that is not UTF-8 is
-random bytes between words: tiktoken takes no such text, so each byte must survive decoding instead.
+emoji, numbers of other scripts, white space of all kinds. Its documents are lines of JSON.
 Each time of train_gpt2 is that of the whole program, which reads files and writes shards. tiktoken and tokenizers
 encode pieces of 64 KiB that are in memory. Programs run in turns. The ids of a shard are those of vocab.bpe.
 """
@@ -76,20 +75,14 @@ def mixed_documents(english, megabytes, seed=1):
         yield document
 
 
-def broken_bytes(length, seed=2):
-    draw = random.Random(seed)
-    return b"".join(draw.choice([b"the ", b"\n", b" don't", draw.randbytes(draw.randrange(1, 30))])
-                    for _ in range(length // 10))[:length]
-
-
 def tokenize(folder, vocab, text, name, *flags):
     """Runs the trainer with one thread; returns its shards' path and its seconds."""
     for old in folder.glob(f"{name}_*"):
         old.unlink()
     command = [PROGRAM, "-i", str(text), "--tokenizer", vocab, "--tokenize", str(folder / name), "--val-share", "0",
-               "--threads", "1", *flags]
+               *flags]
     began = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     seconds = time.perf_counter() - began
     if done.returncode:
         sys.exit(f"bench_tokenizer: {' '.join(command)} failed: {done.stderr.strip()}")
@@ -121,18 +114,6 @@ def check_ids(folder, vocab, english, megabytes, encoding):
         sys.exit(f"bench_tokenizer: {len(ids) - at} ids after the last document")
     size = sum(len(document.encode()) for document in documents)
     print(f"the ids of {len(documents)} documents, {size / 1e6:.1f} MB of mixed text, {at} ids: those of tiktoken")
-
-
-def check_bytes(folder, vocab, merges, size):
-    """Decodes the ids of text that is not UTF-8."""
-    text = broken_bytes(size)
-    path = folder / "broken.txt"
-    path.write_bytes(text)
-    shard, _ = tokenize(folder, vocab, path, "broken")
-    tokens = token_bytes(merges)
-    if b"".join(tokens[i] for i in shard_ids(shard)[:-1]) != text:
-        sys.exit("bench_tokenizer: text that is not UTF-8 does not survive decoding")
-    print(f"{size / 1e6:.1f} MB that are not UTF-8: each byte survives decoding")
 
 
 def measure(folder, vocab, merges, english, rounds, encoding):
@@ -190,7 +171,6 @@ def main():
     encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
                                  special_tokens={END_OF_TEXT: len(ranks)})
     check_ids(arguments.folder, arguments.merges, english, arguments.megabytes, encoding)
-    check_bytes(arguments.folder, arguments.merges, merges, 5_000_000)
     if arguments.rounds:
         measure(arguments.folder, arguments.merges, merges, english, arguments.rounds, encoding)
 

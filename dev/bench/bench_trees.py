@@ -10,42 +10,18 @@ median over its steps of `ms` in metrics.jsonl; the first steps do not count. Th
 consecutive runs: 1.02 means that AFTER is 2 % slower.
 """
 import argparse
-import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 
-SKIP = 10  # first steps: the first touch of memory
-PRESET = ["-e", "l4h4c128", "-b", "12", "-t", "64", "-v", "0", "-s", "0"]
+from runs import SKIP, cpu_name, spread, step_ms
+
 CASES = {  # name: ranks, threads a rank, flags
     "preset": (1, 2, []),
     "preset -r 4": (1, 2, ["-r", "4"]),
     "2 ranks, -tp 2": (2, 1, ["-tp", "2"]),
 }
-
-
-def cpu_name():
-    with open("/proc/cpuinfo", encoding="utf-8") as info:
-        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def step_ms(program, text, steps, ranks, threads, flags):
-    """median milliseconds of an update, by rank 0's clock"""
-    with tempfile.TemporaryDirectory() as run:
-        command = [program, "-i", text, *PRESET, "-x", str(SKIP + steps), "--threads", str(threads), "-o", run, *flags]
-        if ranks > 1:
-            command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **root})
-        if done.returncode != 0:
-            sys.exit(f"bench_trees.py: exit status {done.returncode}: {' '.join(command)}\n{done.stderr.strip()}")
-        with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as metrics:
-            times = [row["ms"] for row in map(json.loads, metrics) if "ms" in row]
-        return statistics.median(times[SKIP:])
 
 
 def time_case(programs, text, steps, rounds, case):
@@ -54,16 +30,15 @@ def time_case(programs, text, steps, rounds, case):
     for i in range(rounds):
         order = list(programs) if i % 2 == 0 else list(programs)[::-1]
         for name in order:
-            times[name].append(step_ms(programs[name], text, steps, *case))
+            ranks, threads, flags = case
+            times[name].append(step_ms(programs[name], text, steps, flags, ranks, threads))
     return times
 
 
 def row(name, times):
     before, after = times["before"], times["after"]
     ratios = [b / a for a, b in zip(before, after)]
-    cells = [f"{statistics.median(t):.2f} ({min(t):.2f} to {max(t):.2f})" for t in (before, after)]
-    ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    return f"| {name} | {cells[0]} | {cells[1]} | {ratio} |"
+    return f"| {name} | {spread(before)} | {spread(after)} | {spread(ratios, '{:.3f}')} |"
 
 
 def main():

@@ -1,7 +1,5 @@
 /*
 The predicted time of work with copies between host and device beside it (--offload), over a link of a given rate.
-defines: Level, LEVELS, Link, NUM_LINKS, known_links, LinkEventKind, LinkEvent, Timeline, timeline_add,
-         timeline_find, timeline_bytes, timeline_seconds
 
 A timeline has the work, the copies that begin and the waits in the order of the trainer's calls. The simulation has a
 clock of the work, one of each copy stream, and one of each direction of the link:

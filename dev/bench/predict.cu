@@ -6,8 +6,7 @@ as in sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/ben
 a T4 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
 --plan prints the trainer's plan for that GPU instead: make plan GPU=4060 ARGS='-e d48 -b 4 -r 4 -om 8bit'
---json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
-larger than the GPU too, since several GPUs may share the plan.
+--json prints a line an operation and a last line with the totals. It predicts a plan that is larger than the GPU too.
 
 The trainer itself records the step: this program is the trainer with another main, compiled for the emulator.
 In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
@@ -20,7 +19,6 @@ An update has different micro-steps: the first sets gradients, later ones add.
 --offload: a second table has a row for each PCIe link. Operations, copies beside them and waits are recorded in the
 order of the trainer's calls, and link.h simulates the link. The same flags are recorded at --offload 0 for the
 slow-down; that plan may be larger than the GPU.
-  hidden_tokens  of --json: the least tokens of an update that is at most HIDDEN slower than at --offload 0; or null
 The times of the first table and `ms` of --json have no waits for the link.
 */
 #define WITHOUT_MAIN
@@ -33,7 +31,7 @@ typedef enum {
     ATTENTION_FORWARDS,
     ATTENTION_BACKWARDS,
     LAYERNORMS,
-    GELUS,
+    ACTIVATIONS,
     CLASSIFIERS,
     EMBEDDINGS,
     NEWTON_SCHULZ,
@@ -43,7 +41,7 @@ typedef enum {
 } Group;
 
 static const char *const group_names[GROUPS] = {
-    "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",    "GELU",
+    "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",    "activation",
     "classifier",    "embedding",    "Newton-Schulz",     "norm, optimizer",    "copies, fills"};
 
 // the first row whose word begins the operation's name
@@ -54,7 +52,7 @@ static const struct {
                    {"attention_forward", ATTENTION_FORWARDS},
                    {"attention_backward", ATTENTION_BACKWARDS},
                    {"layernorm", LAYERNORMS},
-                   {"gelu", GELUS},
+                   {"activation", ACTIVATIONS},
                    {"classifier", CLASSIFIERS},
                    {"loss_sum", CLASSIFIERS},
                    {"embedding", EMBEDDINGS},
@@ -278,11 +276,10 @@ static void end_recording(Recorder *r) {
     cuda_device.graph_destroy(cuda_device.capture_end(ex));
 }
 
-// The later micro-step is recorded even if the update has none: link_hidden_tokens asks for it.
 static void record_micro_steps(Recorder *r) {
     GPT2 *m = &r->model;
     int *tokens = (int *)xcalloc((size_t)m->B * (size_t)m->T, sizeof(int));
-    for (int micro = 0; micro < 2; micro++) {
+    for (int micro = 0; micro < m->options.micro_steps && micro < 2; micro++) {
         r->part = micro == 0 ? FIRST_STEP : LATER_STEP;
         gpt2_stage_batch(m, tokens, tokens, not_packed);
         begin_recording(r);
@@ -366,10 +363,7 @@ static Prediction predict(const Recorder *recorder, const Roofline *r) {
 typedef struct {
     Link link;
     double seconds[LEVELS], slowdown;  // slowdown: expected, against --offload 0
-    double hidden_tokens;              // an update of at least so many tokens is at most HIDDEN slower; INFINITY: none
 } LinkPrediction;
-
-static const double HIDDEN = 1.05;
 
 // the seconds of work in the timelines
 static void time_parts(Recorder *recorder, const Roofline *r) {
@@ -395,19 +389,6 @@ static double link_update_seconds(const Recorder *r, const Link *link, Level lev
     return seconds;
 }
 
-// The least tokens of an update from which on the update is at most HIDDEN slower: a whole number of micro-batches.
-// `more` seconds beyond HIDDEN times the update at --offload 0 are a line in the number of micro-steps.
-static double link_hidden_tokens(const Recorder *r, const Recorder *without, const Link *link) {
-    double more[PARTS];
-    for (int part = 0; part < PARTS; part++) {
-        more[part] = timeline_seconds(&r->timeline[part], link, EXPECTED) -
-                     HIDDEN * timeline_seconds(&without->timeline[part], link, EXPECTED);
-    }
-    double once = more[FIRST_STEP] + more[UPDATE], later = fmax(ceil(once / -more[LATER_STEP]), 0);
-    if (more[LATER_STEP] > 0 || (more[LATER_STEP] == 0 && once > 0)) { return INFINITY; }
-    return (once > 0 ? 1 + later : 1) * r->model.B * r->model.T;
-}
-
 // the bytes of an update over the link
 static double link_update_bytes(const Recorder *r, bool up) {
     double bytes = 0;
@@ -425,7 +406,6 @@ static void predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, con
             rows[i].seconds[level] = link_update_seconds(r, &links[i], (Level)level);
         }
         rows[i].slowdown = rows[i].seconds[EXPECTED] / link_update_seconds(without, &links[i], EXPECTED);
-        rows[i].hidden_tokens = link_hidden_tokens(r, without, &links[i]);
     }
 }
 
@@ -434,25 +414,6 @@ static void predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, con
 static double update_tokens(const GPT2 *m) { return (double)m->B * m->T * m->options.micro_steps; }
 
 static bool offloads(const GPT2 *m) { return m->options.sharding.offload > 0; }
-
-// what -r recomputes
-static double recomputed_flops_per_token(const GPT2Config *c, const Recompute *r, int T) {
-    double C = c->channels, attention = attention_flops_per_token(c, T), flops = 0;
-    for (int l = 0; l < c->num_layers; l++) {
-        int level = layer_level(r, l);
-        if (level >= RECOMPUTE_UP_PROJECTION) { flops += 8 * C * C; }
-        if (level >= RECOMPUTE_BLOCK) { flops += 8 * C * C + 2 * attention; }
-        if (level >= RECOMPUTE_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }  // the down-projection
-    }
-    return flops;
-}
-
-// model, recomputation, and the scores that attention_backward needs again. Its two kernels compute scores and their
-// gradients each for itself, two GEMMs more, which count as the kernels' own cost
-static double step_flops_per_token(const GPT2Config *c, const Recompute *r, int T) {
-    double scores = c->num_layers * attention_flops_per_token(c, T);
-    return model_flops_per_token(c, T) + recomputed_flops_per_token(c, r, T) + scores;
-}
 
 static double mfu(const GPT2 *m, const Roofline *r, double seconds) {
     return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->peak;
@@ -497,21 +458,13 @@ static void print_links(const Recorder *recorder, const Recorder *without) {
     printf("\n--offload %d moves %.2f GB up and %.2f GB down an update; a step at --offload 0 takes %.1f ms\n\n",
            m->options.sharding.offload, link_update_bytes(recorder, true) / 1e9,
            link_update_bytes(recorder, false) / 1e9, 1e3 * link_update_seconds(without, &rows[0].link, EXPECTED));
-    printf("| link | GB/s | step, ms | range, ms | K tokens/s | slow-down | at most %.2fx from |\n", HIDDEN);
-    printf("|---|---|---|---|---|---|---|\n");
+    printf("| link | GB/s | step, ms | range, ms | K tokens/s | slow-down |\n|---|---|---|---|---|---|\n");
     for (int i = 0; i < NUM_LINKS; i++) {
         const LinkPrediction *p = &rows[i];
         double seconds = p->seconds[EXPECTED];
-        printf("| %s | %.1f | %.1f | %.1f to %.1f | %.2f | %.2fx | ", p->link.name, p->link.rate[EXPECTED] / 1e9,
+        printf("| %s | %.1f | %.1f | %.1f to %.1f | %.2f | %.2fx |\n", p->link.name, p->link.rate[EXPECTED] / 1e9,
                1e3 * seconds, 1e3 * p->seconds[OPTIMISTIC], 1e3 * p->seconds[PESSIMISTIC],
                update_tokens(m) / seconds / 1e3, p->slowdown);
-        if (isinf(p->hidden_tokens)) {
-            printf("never |\n");
-        } else if (p->hidden_tokens <= (double)m->B * m->T) {
-            printf("always |\n");
-        } else {
-            printf("%.0f tokens |\n", p->hidden_tokens);
-        }
     }
 }
 
@@ -536,30 +489,23 @@ static void print_call(const Call *c, const Roofline *r) {
     char title[512];
     snprintf(title, sizeof title, "%s", c->from_host ? "copy of the host" : "copy or fill");
     if (!is_copy(c)) { call_title(title, sizeof title, &c->call); }
-    printf("{\"operation\":\"%s\",\"group\":\"%s\",\"micro_step\":%s,\"times\":%.0f,\"kernels\":%d,\"others\":%d,"
-           "\"bytes\":%.0f,\"flops\":%.0f,\"names\":[",
-           title, group_names[c->group], c->in_micro_step ? "true" : "false", c->times, c->kernels.kernels,
-           c->kernels.others, c->bytes, c->flops);
-    for (int i = 0; i < c->kernels.kernels && i < RECORDED_NAMES; i++) {
-        printf("%s\"%s\"", i ? "," : "", c->kernels.name[i]);
-    }
-    printf("]");
+    printf("{\"operation\":\"%s\",\"group\":\"%s\",\"times\":%.0f,\"kernels\":%d,\"others\":%d,\"bytes\":%.0f,"
+           "\"flops\":%.0f",
+           title, group_names[c->group], c->times, c->kernels.kernels, c->kernels.others, c->bytes, c->flops);
     print_milliseconds("ms", seconds);
     printf(",\"floor_ms\":%.6f}\n", 1e3 * call_floor(r, c));
 }
 
 static void print_json_links(const Recorder *recorder, const Recorder *without) {
-    const GPT2 *m = &recorder->model;
     LinkPrediction rows[NUM_LINKS];
     predict_links(rows, recorder, without);
-    printf(",\"host_bytes\":%zu,\"bytes_up\":%.0f,\"bytes_down\":%.0f,\"link\":[", plan_bytes(&m->plan, HOST),
-           link_update_bytes(recorder, true), link_update_bytes(recorder, false));
+    printf(",\"bytes_up\":%.0f,\"bytes_down\":%.0f,\"link\":[", link_update_bytes(recorder, true),
+           link_update_bytes(recorder, false));
     for (int i = 0; i < NUM_LINKS; i++) {
         const LinkPrediction *p = &rows[i];
         printf("%s{\"name\":\"%s\",\"bytes_per_s\":%.0f", i ? "," : "", p->link.name, p->link.rate[EXPECTED]);
         print_milliseconds("ms", p->seconds);
-        printf(",\"slowdown\":%.6f,\"hidden_tokens\":", p->slowdown);
-        printf(isinf(p->hidden_tokens) ? "null}" : "%.0f}", p->hidden_tokens);
+        printf(",\"slowdown\":%.6f}", p->slowdown);
     }
     printf("]");
 }
@@ -568,18 +514,12 @@ static void print_json_links(const Recorder *recorder, const Recorder *without) 
 static void print_json(const Recorder *recorder, const Recorder *without, const Roofline *r) {
     const GPT2 *m = &recorder->model;
     Prediction p = predict(recorder, r);
-    for (int i = 0; i < recorder->num_calls; i++) {
-        if (recorder->calls[i].times > 0) { print_call(&recorder->calls[i], r); }
-    }
-    printf("{\"gpu\":\"%s\",\"memory\":%.0f,\"peak_flops\":%.0f,\"tokens\":%.0f,\"micro_steps\":%d,\"plan_bytes\":%zu,"
-           "\"launches\":%.0f,\"bytes\":%.0f,"
-           "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
-           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps, plan_device_bytes(&m->plan),
-           p.all.launches, p.all.bytes, p.all.flops, step_flops_per_token(&m->config, &m->options.recompute, m->T),
-           model_flops_per_token(&m->config, m->T));
+    for (int i = 0; i < recorder->num_calls; i++) { print_call(&recorder->calls[i], r); }
+    printf("{\"gpu\":\"%s\",\"peak_flops\":%.0f,\"tokens\":%.0f,\"plan_bytes\":%zu,\"launches\":%.0f,\"bytes\":%.0f,"
+           "\"flops\":%.0f,\"model_flops_per_token\":%.0f",
+           r->gpu.name, r->peak, update_tokens(m), plan_device_bytes(&m->plan), p.all.launches, p.all.bytes,
+           p.all.flops, model_flops_per_token(&m->config, m->T));
     print_milliseconds("ms", p.all.seconds);
-    print_milliseconds("micro_step_ms", p.micro_step);
-    print_milliseconds("update_ms", p.update);
     printf(",\"floor_ms\":%.6f,\"mfu\":%.6f", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
     if (without) { print_json_links(recorder, without); }
     printf("}\n");
@@ -644,10 +584,7 @@ static void check_arithmetic(const GpuModel *gpu) {
 }
 
 static void check_one_gpu(const TrainArgs *a) {
-    if (num_ranks(a) > 1) {
-        input_error("a prediction is for one GPU, found %d ranks; scripts/scale.py predicts several GPUs",
-                    num_ranks(a));
-    }
+    if (num_ranks(a) > 1) { input_error("a prediction is for one GPU, found %d ranks; leave out -pn", num_ranks(a)); }
     if (a->fit) {
         input_error("--fit is not predicted: make plan with --fit=GIB prints flags, which can be given here");
     }
@@ -700,8 +637,8 @@ static void plan_on(const GpuModel *gpu, int argc, char **argv) {
     Comm *alone = comm_single(&cpu_device);
     simt::runtime().device_bytes = (size_t)gpu->memory;  // for -r auto and --fit without a number
     args_set_ranks(&args, alone);
-    args_check(&args);
-    print_plan(&args, alone);
+    require_consistent_flags(&args);
+    plan_memory(&args, alone);
     cJSON_Delete(run_flags);
     comm_close(alone);
 }
@@ -725,7 +662,7 @@ int main(int argc, char **argv) {
         plan_on(&gpu, argc, argv);
         return 0;
     }
-    args_check(&args);
+    require_consistent_flags(&args);
     check_one_gpu(&args);
     for (int i = 1; i < argc; i++) {
         snprintf(flags + strlen(flags), sizeof flags - strlen(flags), "%s%s", *flags ? " " : "", argv[i]);
@@ -740,7 +677,7 @@ int main(int argc, char **argv) {
     Recorder *recorder = (Recorder *)xcalloc(1, sizeof *recorder);
     char chosen[FLAG_TEXT];
     GPT2Config config = model_source(&args, GPT2_VOCAB).config;
-    check_length(&args, &config);
+    require_length(&args, &config);
     simt::runtime().device_bytes = (size_t)gpu.memory;  // for -r auto
     ModelOptions options = choose_options(chosen, &args, &config, &backend, alone);
     simt::runtime().device_bytes = (size_t)1 << 50;  // check_fits knows the GPU's

@@ -1,12 +1,11 @@
 /*
 The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
-defines: Roofline, roofline_open, roofline_seconds, roofline_floor, launch_gaps, copy_seconds
 
 Bytes and FLOPs are those of ops.h, kernels those of a CUDA graph of the operation (recorded.h).
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
              matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
-             bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or GELU's input, which the
-             epilogue reads or writes too, is hidden in part. Weight gradients in bf16 are slower.
+             bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or an activation's input, which
+             the epilogue reads or writes too, is hidden in part. Weight gradients in bf16 are slower.
   attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share
              (attention_kernels), times attention_reach. The backward is slower.
   others     Bytes over a share of the bandwidth.
@@ -33,7 +32,7 @@ typedef struct {
 static const BandwidthShare bandwidth_shares[] = {
     {"layernorm_forward", {0.75, 0.80, 0.82}},   // one read, one write, a row a warp: near a copy's 0.90
     {"layernorm_from", {0.75, 0.80, 0.82}},      // the same
-    {"gelu_forward", {0.75, 0.80, 0.82}},        // the same, with 12 FLOPs an element
+    {"activation_forward", {0.75, 0.80, 0.82}},  // the same, with 12 FLOPs an element
     {"layernorm_backward", {0.65, 0.70, 0.75}},  // four streams and two phases a block, which do not fully overlap
     {"classifier", {0.60, 0.70, 0.75}},          // the same; sm_80 and sm_120 read a row twice, mostly from L2
     {"embedding", {0.50, 0.65, 0.75}},           // rows of 1.5 to 3 KB in any order
@@ -222,9 +221,9 @@ static inline bool kernel_is(const char *name, const char *words) { return strst
 
 // bytes of a fused epilogue's further matrices
 static inline double epilogue_bytes(const OpCall *call) {
-    static const char *const names[] = {"residual", "pre", "gelu_pre"};
+    static const char *const names[] = {"residual", "activation.pre"};
     double bytes = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         const Operand *o = find_operand(call, names[i]);
         if (o) { bytes += (double)dtype_size(o->dtype) * (double)o->rows * (double)o->cols; }
     }

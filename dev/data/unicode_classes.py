@@ -8,18 +8,17 @@ Unicode 16, as in tiktoken 0.14 and Hugging Face's tokenizers 0.23: dev/test/tes
 with tokenizers. In another version, letters and numbers that Unicode has added would be cut differently.
 """
 import sys
+import textwrap
 
 import unicodedata2
 
 VERSION = "16.0.0"
-LETTER, NUMBER, SPACE = 1, 2, 3  # of UnicodeClass
 CONTROLS = [*range(9, 14), 0x85]  # the white space outside of the categories Zs, Zl and Zp
 
 HEADER = """\
 /*
 Unicode's letters, numbers and white space. Generated: do not edit.
   dev/data/unicode_classes.py > llmc/data/unicode_classes.h     (Unicode %s)
-defines: UnicodeClass, unicode_class
 */
 #pragma once
 #include <stdbool.h>
@@ -28,32 +27,32 @@ defines: UnicodeClass, unicode_class
 
 typedef enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE } UnicodeClass;
 
-// `count` code points from `first` on. kind: a UnicodeClass, so 1 is a letter, 2 a number, 3 white space
-static const struct {
-    uint32_t first;
-    uint16_t count;
-    uint8_t kind;
-} unicode_ranges[] = {
-    // clang-format off
+// Each range as two numbers: the first code point, and how many.
+// clang-format off
 """
 FOOTER = """\
-    // clang-format on
-};
+// clang-format on
 
-// \\p{L}, \\p{N}, \\s or none of them; by bisection. Anything that is not a code point is OTHER.
-static inline UnicodeClass unicode_class(uint32_t code) {
-    size_t low = 0, high = sizeof unicode_ranges / sizeof unicode_ranges[0];
+// by bisection
+static inline bool unicode_has(const uint32_t *ranges, size_t numbers, uint32_t code) {
+    size_t low = 0, high = numbers / 2;
     while (high - low > 1) {  // the range of `code`, if any, is in low..high-1
         size_t middle = (low + high) / 2;
-        if (unicode_ranges[middle].first > code) {
+        if (ranges[2 * middle] > code) {
             high = middle;
         } else {
             low = middle;
         }
     }
-    // a code before the first range wraps around
-    bool found = code - unicode_ranges[low].first < unicode_ranges[low].count;
-    return found ? (UnicodeClass)unicode_ranges[low].kind : UNICODE_OTHER;
+    return code - ranges[2 * low] < ranges[2 * low + 1];  // a code before the first range wraps around
+}
+#define UNICODE_HAS(ranges, code) unicode_has(ranges, sizeof(ranges) / sizeof *(ranges), code)
+
+// \\p{L}, \\p{N}, \\s or none of them. Anything that is not a code point is OTHER.
+static inline UnicodeClass unicode_class(uint32_t code) {
+    if (UNICODE_HAS(unicode_letters, code)) { return UNICODE_LETTER; }
+    if (UNICODE_HAS(unicode_numbers, code)) { return UNICODE_NUMBER; }
+    return UNICODE_HAS(unicode_spaces, code) ? UNICODE_SPACE : UNICODE_OTHER;
 }
 """
 
@@ -61,8 +60,8 @@ static inline UnicodeClass unicode_class(uint32_t code) {
 def class_of(code):
     category = unicodedata2.category(chr(code))  # Cs, and so no class, of a surrogate
     if code in CONTROLS:
-        return SPACE
-    return {"L": LETTER, "N": NUMBER, "Z": SPACE}.get(category[0])
+        return "spaces"
+    return {"L": "letters", "N": "numbers", "Z": "spaces"}.get(category[0])
 
 
 def ranges():
@@ -81,14 +80,13 @@ def main():
         sys.exit(f"unicode_classes.py: found Unicode {unicodedata2.unidata_version}, expected {VERSION}; install "
                  f"unicodedata2=={VERSION}")
     print(HEADER % VERSION, end="")
-    line = "   "
-    for first, count, kind in ranges():
-        row = f" {{0x{first:X}, {count}, {kind}}},"
-        if len(line) + len(row) > 120:
-            print(line)
-            line = "   "
-        line += row
-    print(line)
+    all_ranges = list(ranges())
+    for kind in ("letters", "numbers", "spaces"):
+        print(f"static const uint32_t unicode_{kind}[] = {{")
+        rows = [f"{first},_{count}," for first, count, of_kind in all_ranges if of_kind == kind]
+        lines = textwrap.fill(" ".join(rows), 120, initial_indent="    ", subsequent_indent="    ")
+        print(lines.replace("_", " "))
+        print("};")
     print(FOOTER, end="")
 
 

@@ -1,7 +1,5 @@
 /*
 The emulator's scheduler: runs one block at a time on an OS thread, with one fiber per CUDA thread.
-defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts, simt::refuse, simt::block,
-         simt::wait_for_warp, simt::wait_for_block, simt::run_grid
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -114,13 +112,13 @@ struct Settings {
     //   crash    the program aborts when the kernel runs
     //   hang     the kernel never ends
     const char *broken_kernel = std::getenv("SIMT_BREAK");
-    // "join:mode": a driver's fault in captured early launches. Join: what the kernel follows: memset, event (work of
+    // "join:mode": a driver's fault in a captured PDL. Join: what the kernel follows: memset, event (work of
     // another stream), matmul (cuBLASLt's), kernel; or large, after 16 nodes. Modes:
     //   launch   the launch returns an error
     //   graph    the graph cannot be instantiated
     //   nothing  the kernel does not run
     //   twice    the kernel runs twice
-    const char *early_fault = std::getenv("SIMT_EARLY");
+    const char *pdl_fault = std::getenv("SIMT_PDL");
     const char *ptx = std::getenv("SIMT_PTX");            // launches run the kernels of this file of PTX (ptx.h)
     const char *launches = std::getenv("SIMT_LAUNCHES");  // file that gets a line for each launch (record_launch)
     const char *uuid = std::getenv("SIMT_UUID");          // the first 16 bytes are the GPU's UUID

@@ -2,7 +2,6 @@
 cuBLASLt on the host: the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, on the streams of
 cuda_runtime.h.
   D = epilogue(alpha op(A) op(B) + beta C)
-defines: cublasLtCreate .. cublasLtMatmul with their types and constants; simt::lt_settings, simt::lt_counts
 As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has one element per row of
   D; the size of an attribute is checked; mismatched arguments give CUBLAS_STATUS_INVALID_VALUE, a missing kernel gives
   CUBLAS_STATUS_NOT_SUPPORTED; an aux matrix needs a leading dimension divisible by 8; biases and bias gradients have

@@ -2,8 +2,6 @@
 The CUDA runtime on the host: the functions that the trainer calls, for kernels run by the emulator (simt.h). Builds
 with -Idev/emulator include this file for <cuda_runtime.h>, cublasLt.h of this folder for <cublasLt.h>, and
 llmc/common/ptx.cuh of this folder for the one of llmc.
-defines: cudaMalloc .. cudaGraphLaunch with their types and constants; simt::launch, simt::runtime, simt::reset_runtime,
-         simt::kernel_nanoseconds
 Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
@@ -156,7 +154,7 @@ struct SimtGraph {
     std::vector<SimtGraphNode> nodes;
     SimtStream *origin = nullptr;
     SimtNumbers ends = {};                      // the graph is complete after these nodes
-    bool invalidated = false, refused = false;  // refused: settings().early_fault
+    bool invalidated = false, refused = false;  // refused: settings().pdl_fault
 };
 struct SimtGraphExec {
     std::vector<SimtGraphNode> nodes;
@@ -543,13 +541,13 @@ template <class T> void break_output(T *output, Break how) {
 }
 template <class T> void break_output(const T &, Break) {}
 
-inline bool early_launches = false;
+inline bool pdl_enabled = false;
 
-// the mode of settings().early_fault if it strikes the stream's next kernel, else ""
-inline std::string early_fault(cudaStream_t stream) {
-    if (!settings().early_fault || !early_launches || !stream || !stream->capture) { return ""; }
+// the mode of settings().pdl_fault if it strikes the stream's next kernel, else ""
+inline std::string pdl_fault(cudaStream_t stream) {
+    if (!settings().pdl_fault || !pdl_enabled || !stream || !stream->capture) { return ""; }
     const SimtGraph &graph = *stream->capture;
-    std::string fault = settings().early_fault, join = "kernel";
+    std::string fault = settings().pdl_fault, join = "kernel";
     for (uint64_t number : stream->node_after) {
         const SimtGraphNode &before = graph.nodes[number - 1];
         if (before.type == cudaGraphNodeTypeMemset) { join = "memset"; }
@@ -610,7 +608,7 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, 
     }
     Break how = break_of(name, dim.x);
     if (how == RETURNS_ERROR) { return failed(cudaErrorInvalidConfiguration); }
-    std::string fault = early_fault(stream);
+    std::string fault = pdl_fault(stream);
     if (fault == "graph" || fault == "both") { stream->capture->refused = true; }
     if (fault == "launch" || fault == "both") { return failed(cudaErrorInvalidValue); }
     int times = fault == "nothing" ? 0 : fault == "twice" ? 2 : 1;

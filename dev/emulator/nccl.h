@@ -1,7 +1,6 @@
 /*
 NCCL between processes of one machine, on the emulated CUDA runtime (cuda_runtime.h). Builds with -DHAVE_NCCL and
 -Idev/emulator include this file for <nccl.h>.
-defines: the functions of NCCL that comm_nccl.cuh calls, with their types and constants
   Ranks        A rank is a process with one of SIMT_GPUS GPUs. The ranks share anonymous memory (memfd_create): a
                killed process leaves no file. The unique id is its path in /proc: as with NCCL, the process that created
                the id must live until all ranks have connected.

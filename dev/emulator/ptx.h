@@ -1,7 +1,6 @@
 /*
 An interpreter of the PTX that `nvcc -ptx` writes: it executes kernels on the CPU as nvcc compiled them. With
 SIMT_PTX=FILE the emulator's launches run the kernels of that file in place of g++'s.
-defines: ptx::launch, ptx::name_of, ptx::source
 It knows the instructions that nvcc makes of this project, with the meaning that the PTX ISA 9.0 gives them. An unknown
 instruction or operand is printed and ends the program.
   Registers  64 bits for each of the 32 lanes; an instruction reads the low bits that its type has. Immediates,

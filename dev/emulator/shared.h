@@ -1,7 +1,5 @@
 /*
 Emulated shared memory: bounds-checked arrays, the race check, and cp.async.
-defines: SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr; simt::load_shared, simt::store_shared, simt::update_shared,
-         simt::start_copy, simt::commit_copies, simt::wait_for_copies
 */
 #pragma once
 #include "dev/emulator/block.h"

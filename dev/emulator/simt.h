@@ -1,9 +1,5 @@
 /*
 CUDA's language for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
-defines: dim3, float2 .. uint4, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
-         __ballot_sync, __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
-         simt::settings, simt::counts, simt::run_grid, simt::wait_for_previous_kernel, and the tensor-core instructions
-         that cuda_common.cuh wraps
 
 An OS thread runs blocks one after another; with OpenMP several OS threads share the blocks of a grid.
   Fibers     Every CUDA thread has its own stack and runs until it waits for other threads. Then it switches to the

@@ -1,8 +1,6 @@
 /*
 Runs the executions of a fuzz target in one process, one after another, although a reader that refuses its input stops
 the program.
-defines: FuzzBytes, FuzzReader, FUZZ_TARGET, fuzz_run, fuzz_part, fuzz_choice, fuzz_text, fuzz_path, fuzz_write,
-         fuzz_require, fuzz_on_stop, fuzz_empty_folder
 
 Stop        The stop hook of common/check.h jumps back to fuzz_run. The frames between are left without their clean-up.
 Memory      The sanitizer reports each allocation and each free of the process, also those of cJSON and libc. fuzz_run

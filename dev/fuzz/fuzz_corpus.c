@@ -62,7 +62,7 @@ static void check_json(Corpus *c, FuzzBytes text) {
             number++;
             while (line.size > 0 && strchr(" \t\r", line.data[line.size - 1])) { line.size--; }
         } while (line.size == 0);
-        fuzz_require(piece.line == number && piece.bytes == line.size && memcmp(piece.text, line.data, line.size) == 0,
+        fuzz_require(c->line == number && piece.bytes == line.size && memcmp(piece.text, line.data, line.size) == 0,
                      "the lines in their order");
         corpus_take_document(c, &piece);  // stops as --tokenize does
     }
@@ -73,7 +73,7 @@ static void read_corpus(FuzzBytes input) {
     int times = is_json ? 1 : 1 + 2 * fuzz_choice(&input, 48);
     FuzzBytes text = repeat(input, times);
     const char *path = fuzz_write(is_json ? "corpus.jsonl" : "corpus.txt", text);
-    Corpus c = corpus_open("-i", path, NULL, 0);
+    Corpus c = corpus_open("-i", path, NULL);
     if (is_json || file_kind(path) == FILE_JSON) {
         check_json(&c, text);
     } else {

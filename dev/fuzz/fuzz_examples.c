@@ -9,16 +9,16 @@ static void read_examples(FuzzBytes input) {
     Range ranges[EXAMPLES_T];
     const char *path = fuzz_write("examples.jsonl", input);
     Tokenizer t = tokenizer_bytes();
-    Examples e = examples_load("-i", path, &t, EXAMPLES_T, 0);
-    ExampleRows rows = example_rows_pack(&e, 0, e.count);
+    Examples e = examples_load("-i", path, &t, EXAMPLES_T);
+    PackedExamples packed = examples_pack(&e, 0, e.count);
     uint64_t learned = 0;
-    for (int row = 0; row < rows.num_rows; row++) {
-        int count = example_row_read(&rows, row, inputs, targets, ranges, 0);
-        fuzz_require(count >= 1 && count <= EXAMPLES_T, "one to T ranges in a row");
+    for (int s = 0; s < packed.num_sequences; s++) {
+        int count = packed_read(&packed, s, inputs, targets, ranges, 0);
+        fuzz_require(count >= 1 && count <= EXAMPLES_T, "one to T ranges in a sequence");
         for (int i = 0; i < EXAMPLES_T; i++) { learned += targets[i] >= 0; }
     }
-    fuzz_require(learned > 0 && learned == example_rows_targets(&rows), "as many targets as the rows count");
-    example_rows_free(&rows);
+    fuzz_require(learned > 0 && learned == packed_targets(&packed), "as many targets as are counted");
+    packed_free(&packed);
     examples_free(&e);
     tokenizer_free(&t);
 }

@@ -8,7 +8,7 @@ enum { MOST_ARGUMENTS = 64 };
 static void check_shape(const TrainArgs *a) {
     GPT2Config c;
     if (!a->model || !config_from_descriptor(&c, a->model, GPT2_VOCAB, a->T)) { return; }
-    config_check(&c, "-e");
+    require_valid_shape(&c, "-e");
     fuzz_require(num_parameters(&c) > 0 && num_parameters(&c) <= (size_t)2e12, "a number of parameters");
 }
 
@@ -38,7 +38,7 @@ static void read_command_line(FuzzBytes input) {
     TrainArgs a;
     cJSON *config = read_flags(&a, count, arguments);
     check_shape(&a);
-    args_check(&a);
+    require_consistent_flags(&a);
     tokens_of_update(&a);
     check_saved(&a);
     cJSON_Delete(config);

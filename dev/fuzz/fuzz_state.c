@@ -42,7 +42,7 @@ static void read_config(const char *folder) {
     char *arguments[] = {"train_gpt2", "-y", "1", "-o", (char *)folder};
     TrainArgs a;
     cJSON *config = read_flags(&a, 5, arguments);
-    args_check(&a);
+    require_consistent_flags(&a);
     cJSON *saved = flags_to_json(flag_table, NUM_FLAGS, &a);
     cJSON_Delete(saved);
     cJSON_Delete(config);
@@ -74,7 +74,7 @@ static void read_data_state(const char *folder) {
     cJSON *state = checkpoint_load_state(folder);
     if (!cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"))) { a.val_data = a.train_data; }
     open_state_data(d, &a);
-    data_state_check(state, d, &a, "state.json");
+    require_same_data_state(state, d, &a, "state.json");
     dataloader_open(&d->train_loader, &d->train_files, 2, a.T, true, (uint64_t)a.seed, 0, 1, BYTE_VOCABULARY);
     fuzz_on_stop(close_state_data);
     data_state_seek(state, d, "state.json");

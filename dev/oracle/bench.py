@@ -31,7 +31,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
     parser.add_argument("--medium", action="store_true", help="matmuls of float32 may round their inputs to bfloat16")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     return parser.parse_args()
 
 

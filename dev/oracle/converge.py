@@ -52,7 +52,7 @@ def parse_arguments():
     parser.add_argument("--run", help="folder of the other trainer's run, to compare losses and final weights")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--losses", help="file to write every step's loss to")
     return parser.parse_args()
 

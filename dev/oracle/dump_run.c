@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     if (argc < 2) { input_error("dump_run takes a folder and then the flags of train_gpt2"); }
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc - 1, argv + 1);
-    args_check(&args);
+    require_consistent_flags(&args);
     make_run_dir(argv[1]);
     Run run;
     Comm *host = comm_single(&cpu_device);

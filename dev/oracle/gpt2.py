@@ -1,4 +1,4 @@
-"""GPT-2 in plain PyTorch, the reference for the trainer's results and times. For torch 1.13 and 2.x, CPU or CUDA.
+"""GPT-2 in plain PyTorch, the reference for the trainer's results and times. For torch 2, CPU or CUDA.
 
 Shapes: B batch, T positions used, V vocabulary, L layers, NH heads, C channels, HS = C / NH.
 Modules have Hugging Face's names, so a parameter has the same name here and in a checkpoint without a prefix.
@@ -27,12 +27,7 @@ def parse_shape(text):
 
 def causal_attention(q, k, v):
     """softmax(q k^T / sqrt(HS), past only) v; all [B, NH, T, HS]."""
-    if hasattr(F, "scaled_dot_product_attention"):  # torch 2
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    T, HS = q.shape[-2:]
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    scores = (q * HS**-0.5) @ k.transpose(-2, -1)  # [B, NH, T, T]
-    return scores.masked_fill(future, float("-inf")).softmax(-1) @ v
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Block(nn.Module):

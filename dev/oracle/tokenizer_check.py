@@ -4,9 +4,9 @@
     build/py/bin/python3 dev/oracle/tokenizer_check.py DUMP_TOKENS FOLDER     FOLDER is made and must not exist
 
 Each form is rebuilt small, from a vocabulary learned from the texts below: the files and their shape are the published
-ones, the tokens are fewer. DUMP_TOKENS is build/test/dump_tokens. A row of FORMS is a name, how its files are made, and
-None, or words of the sentence that refuses it. Ids of a prompt are compared with transformers' ids; ids of a training
-text with those of split_special_tokens, where special tokens stay text. Prints a line for each form.
+ones, the tokens are fewer. DUMP_TOKENS is build/test/dump_tokens. Ids of a prompt are compared with transformers' ids;
+ids of a training text with those of split_special_tokens, where special tokens stay text. Prints a line for each form.
+dev/test/test_tokenizer.c has the forms that are refused.
 """
 import json
 import os
@@ -198,46 +198,8 @@ def two_ways(folder):
     files(folder, with_end(vocab), merges)
 
 
-def opt(folder):
-    roberta_order(folder)
-    write(folder, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True})
-
-
-def roberta(folder):
-    vocab, merges = learn(ENGLISH)
-    vocab = shifted(vocab)
-    fast(folder, vocab, merges, [added(name, i, True) for i, name in enumerate(ROBERTA)],
-         post_processor={"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True,
-                         "add_prefix_space": False})
-
-
-def pythia(folder):
-    vocab, merges = learn(ENGLISH)
-    fast(folder, with_end(vocab), merges, [added(END, len(vocab), True)], normalizer={"type": "NFC"})
-
-
-def cl100k(folder):
-    vocab, merges = learn(ENGLISH)
-    fast(folder, with_end(vocab), merges, [added(END, len(vocab), True)], pre_tokenizer={
-        "type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}|\p{L}+"}, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]})
-
-
-def gpt_1(folder):
-    write(folder, "merges.txt", "#version: 0.2\nt h\ni n</w>\n")
-
-
-def bert(folder):
-    write(folder, "tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 0}}})
-
-
-FORMS = [(gpt2_medium, None), (distilgpt2, None), (cerebras, None), (german, None), (chinese, None), (arabic, None),
-         (roberta_order, None), (codegen, None), (phi_1, None), (p50k_base, None), (windows, None),
-         (no_last_newline, None), (chat_tokens, None), (split_pattern, None), (two_ways, None),
-         (opt, '"add_bos_token":true'), (roberta, "RobertaProcessing"), (pythia, "a normalizer (NFC)"),
-         (cl100k, "another pattern than GPT-2's"), (gpt_1, "end-of-word suffix </w>"),
-         (bert, "a WordPiece model")]
+FORMS = [gpt2_medium, distilgpt2, cerebras, german, chinese, arabic, roberta_order, codegen, phi_1, p50k_base, windows,
+         no_last_newline, chat_tokens, split_pattern, two_ways]
 TEXTS = [ENGLISH, GERMAN, CHINESE, ARABIC, "", "  a  b\n\n\n  c   ", "x" + END + "y <s></s>z  <mask> w<unk>",
          "<|im_start|>user\nthe cat<|im_end|>", "\t\t\tif x:\n" + " " * 40 + "y", "e\u0301 \u00a0 \u2028 😀 it's I'LL"]
 
@@ -258,11 +220,7 @@ def compare(program, folder, text, reference):
     return "" if found["end"] == reference.eos_token_id else f"end {found['end']}, expected {reference.eos_token_id}"
 
 
-def check(program, folder, form, words):
-    if words:
-        done = subprocess.run([program, str(folder)], input=b"a", capture_output=True, check=False)
-        good = done.returncode == 2 and words in done.stderr.decode()
-        return "" if good else f"exit status {done.returncode}, expected '{words}': {done.stderr.decode().strip()}"
+def check(program, folder):
     reference = AutoTokenizer.from_pretrained(str(folder))
     return next(filter(None, (compare(program, folder, text, reference) for text in TEXTS)), "")
 
@@ -270,13 +228,13 @@ def check(program, folder, form, words):
 def main():
     program, root = sys.argv[1], pathlib.Path(sys.argv[2])
     failed = 0
-    for form, words in FORMS:
+    for form in FORMS:
         folder = root / form.__name__
         folder.mkdir(parents=True)
         form(folder)
-        trouble = check(program, folder, form, words)
+        trouble = check(program, folder)
         failed += bool(trouble)
-        print(f"{form.__name__}: {trouble or ('refused' if words else 'the same ids')}")
+        print(f"{form.__name__}: {trouble or 'the same ids'}")
     sys.exit(failed > 0)
 
 

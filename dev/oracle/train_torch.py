@@ -12,8 +12,6 @@ faster mode depends on the model, so both are timed, one after the other. Prints
   first_step_s              from the start of the program to the end of the first step: imports, initial weights,
                             compilation
   reserved_bytes allocated_bytes   PyTorch's peaks on the device in the faster mode; null on a CPU
-  gemm_tflops               bf16 product of two random 8192 x 8192 matrices, measured afterwards; null on a CPU
-  notes                     features above that this PyTorch lacks
 Exit status 3, with one line on stderr: out of memory on the device.
 """
 import time
@@ -25,10 +23,8 @@ import glob
 import json
 import statistics
 import sys
-from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from gpt2 import GPT2, make_adamw, parse_shape
@@ -81,30 +77,21 @@ def make_batches(tokens, args):
                         for shift in (0, 1))
 
 
-def make_step(args, notes):
+def make_step(args):
     """A function of (inputs, targets, keep) that makes one update and returns the loss before it, a scalar tensor.
 
     keep: zero the gradients in place afterwards instead of setting them to None.
     """
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True  # for the matmuls that autocast leaves in fp32
-    compiles = hasattr(torch, "compile")  # PyTorch 2, which can also initialize the weights on the device
-    with torch.device(args.device) if compiles else nullcontext():
+    with torch.device(args.device):  # which also initializes the weights
         model = GPT2(parse_shape(MODELS.get(args.model, args.model)), args.vocabulary, args.length).to(args.device)
     optimizer = make_adamw(model, lr=3e-4)
 
+    @torch.compile
     def forward(inputs, targets):
         with torch.autocast(args.device, torch.bfloat16):
             return model(inputs, targets)[1]
-
-    if compiles:
-        forward = torch.compile(forward)
-    else:
-        notes.append("no torch.compile: eager")
-    if not hasattr(F, "scaled_dot_product_attention"):
-        notes.append("no scaled_dot_product_attention: attention in three operations")
-    if not optimizer.defaults.get("fused"):
-        notes.append("no fused AdamW here")
 
     def step(inputs, targets, keep):
         loss = forward(inputs, targets)
@@ -142,19 +129,6 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-def gemm_tflops(n=8192, tries=10):
-    """The device's bf16 rate, the median of some products of random matrices."""
-    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    clock = Clock("cuda")
-    clock.mark()
-    for _ in range(tries):
-        a @ b
-        clock.mark()
-    return 2 * n**3 / statistics.median(clock.milliseconds()) / 1e9
-
-
 def percentile(values, fraction):
     """nearest rank"""
     return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
@@ -182,9 +156,8 @@ def measure(step, batches, args, keep):
 
 
 def run(args):
-    notes, on_gpu = [], args.device == "cuda"
     batches = make_batches(read_tokens(args.shards), args)
-    step = make_step(args, notes)
+    step = make_step(args)
     modes = {"none": [False], "kept": [True], "both": [False, True]}[args.gradients]
     first_loss = step(*next(batches), modes[0])
     wait(args.device)
@@ -192,12 +165,11 @@ def run(args):
     measured = {("kept_ms" if keep else "none_ms"): measure(step, batches, args, keep) for keep in modes}
     best = min(measured.values(), key=lambda mode: mode["median_ms"])
     result = {"program": "pytorch", "model": args.model, "batch": args.batch, "length": args.length,
-              "device": torch.cuda.get_device_name() if on_gpu else "cpu", "steps": args.steps, **best,
+              "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu", "steps": args.steps, **best,
               **{name: mode["median_ms"] for name, mode in measured.items()},
               "tokens_per_s": round(args.batch * args.length / best["median_ms"] * 1e3, 1),
               "first_step_s": round(first_step_s, 2), "first_loss": round(first_loss.item(), 5)}
-    result["gemm_tflops"] = round(gemm_tflops(), 1) if on_gpu else None
-    print(json.dumps({**result, "torch": torch.__version__, "notes": notes}), flush=True)
+    print(json.dumps({**result, "torch": torch.__version__}), flush=True)
 
 
 def main():

@@ -1,6 +1,5 @@
 /*
 Device memory of a test, filled from the host and read back.
-defines: DeviceArray
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"

@@ -6,9 +6,7 @@
 # README's first block has the commands. A copy of this tree stands for URL. Debian and its packages come from the
 # mirror of this machine's apt, through its proxy. build/debian keeps the base system, and without --whole the packages.
 # Needs root, and is skipped where debootstrap, chroot or the mirror fails.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 whole=$([ "${1:-}" = --whole ] && echo yes)
 base=$PWD/build/debian/base packages=$PWD/build/debian/packages machine=$PWD/build/debian/machine

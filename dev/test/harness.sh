@@ -1,20 +1,31 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034  # the scripts that source it use these
 # Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
 # of what they print, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
+# Variables of the environment name other programs: TRAINER, EMULATED, PYTHON. The script is then in the root.
 
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root" || exit
+trainer=$(realpath -m "${TRAINER:-$root/train_gpt2}")
+emulated=$(realpath -m "${EMULATED:-$root/build/emulated/train_gpt2}")
+python=$(realpath -ms "${PYTHON:-$root/build/py/bin/python3}")
+golden=$root/dev/test/golden merges=$golden/gpt2_2500.bpe # GPT-2's first 2500 merges
 passed=0 failed=0
 MPI="mpirun and a program built with MPI (openmpi-bin, libopenmpi-dev)"
 export TRAIN_GPT2_SELF_CHECK=  # no check of the emulated GPU at the start of a run, and nothing in the user's cache
 
 # report NAME TROUBLE: prints a case in one line. TROUBLE is empty if the case passed. Otherwise TROUBLE follows,
-# indented, and then the program's last output, if the file $out has it.
+# indented, and then the program's last output, if the file $out has it. A TROUBLE of `$(...)` must also end with status
+# 0, or checks that died of an unset variable would pass.
 report() {
-    if [ -z "$2" ]; then
+    local status=$? trouble=$2
+    [ -n "$trouble" ] || [ $status -eq 0 ] || trouble="the checks ended with status $status and without a word"
+    if [ -z "$trouble" ]; then
         passed=$((passed + 1))
         echo "ok $1"
     else
         failed=$((failed + 1))
-        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
+        printf 'not ok %s\n    %s\n' "$1" "${trouble//$'\n'/$'\n    '}"
         [ ! -f "${out:-}" ] || sed 's/^/    | /' "$out"
     fi
 }
@@ -40,6 +51,8 @@ in_scratch() {
     scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
     trap 'rm -rf "$scratch"' EXIT
     mkdir "$scratch/work" && cd "$scratch/work" || exit
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive LC_ALL=C
+    export TRAIN_GPT2_AUTOTUNE_CACHE=$scratch/autotune # runs on an emulated GPU use the same algorithms
 }
 
 # A check prints a sentence if it fails, and nothing if it passes.
@@ -47,7 +60,6 @@ in_scratch() {
 run() {
     local status=0
     rm -f "$out" "$err"
-    # shellcheck disable=SC2154  # the script sets trainer
     "$trainer" "${@:2}" >>"$out" 2>>"$err" <"${input:-/dev/null}" || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
@@ -58,6 +70,8 @@ silent() { [ ! -s "$1" ] || { echo "expected nothing:" && head -n 8 "$1"; }; }
 one_line() { [ "$(wc -l <"$1") $(tail -c 1 "$1" | wc -l)" = "1 1" ] || { echo "expected one line:" && cat "$1"; }; }
 equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 same() { cmp "$1" "$2" 2>&1; }
+differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
+holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
 # a metrics file without ms, tokens_per_s and mfu, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 
@@ -75,6 +89,15 @@ refused() {
         silent "$out"
         equal "$(diff <(cat <<<"$before") <(snapshot))" ""
     )"
+}
+# the same for each line of stdin, "WORDS | ARGUMENTS", whose arguments the shell expands
+refusals() {
+    local words line
+    local -a arguments
+    while IFS='|' read -r words line; do
+        eval "arguments=($line)"
+        refused "${words% }" "${words% }" "${arguments[@]}"
+    done
 }
 
 # ---- nvcc
@@ -104,6 +127,14 @@ words() { # uint16, little-endian
     done
     printf '%b' "$bytes"
 }
+# write_shard FILE MAGIC COUNT VOCABULARY TOKEN...: a token shard of uint16; 20240520 is the magic number of tokens
+write_shard() {
+    {
+        words $(($2 & 65535)) $(($2 >> 16)) 1 0 "$3" 0 "$4" 0
+        head -c 1008 /dev/zero
+        words "${@:5}"
+    } >"$1"
+}
 # hellaswag EXAMPLES: hellaswag_val.bin, with a context of 3 tokens and endings of 1, 2, 1 and 1
 hellaswag() {
     local i
@@ -117,11 +148,12 @@ hellaswag() {
 # ---- several ranks
 
 # use_mpirun MPI TESTS: prepares the environment for mpirun. MPI: the program's line about MPI, empty in a build without
-# MPI. Without mpirun or MPI, reports TESTS skipped tests and ends the script.
+# MPI. Without mpirun or MPI, reports TESTS skipped tests, and ends the script with its tests so far.
 use_mpirun() {
     if ! command -v mpirun >/dev/null || [ -z "$1" ]; then
         skip "$MPI" "$2" "several ranks"
-        exit 0
+        [ $((passed + failed)) -eq 0 ] || end_tests
+        exit
     fi
     # with more ranks than cores, a rank that waits must yield its core
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

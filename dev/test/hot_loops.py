@@ -26,10 +26,11 @@ TILES = {
     "tile_multiply": {"zmm": 16, "ymm": 8},
 }
 # every function with loops under the pragma, so that a lost pragma is noticed
-HOT = {"adamw_tile", "attention_backward_tile", "attention_decode_row", "attention_softmax", "attention_store",
+HOT = {"activation_backward_row", "activation_row", "adamw_tile", "attention_backward_tile", "attention_decode_row",
+       "attention_softmax", "attention_store",
        "classifier_gradient", "classifier_max", "classifier_sum", "cpu_embedding_forward", "cpu_muon_momentum",
        "cpu_muon_normalise", "cpu_muon_polynomial", "cpu_muon_weights", "cpu_position_embedding_forward",
-       "embedding_add_row", "gelu_backward_row", "gelu_row", "gradient_store", "layernorm_backward_row",
+       "embedding_add_row", "gradient_store", "layernorm_backward_row",
        "layernorm_row", "layernorm_statistics", "matmul_row", "moment_decode_block", "moment_encode_block",
        "residual_row", "sum_of_squares", "sum_of_squares_bf16", "tile_of", "tile_of_weights", "tile_round",
        "tile_store_weights"}

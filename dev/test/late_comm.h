@@ -6,7 +6,6 @@ nothing. This communicator wraps another one and is as late as comm.h allows:
 Work that reads an output before comm_wait, or overwrites an input before comm_wait, then gives other results than with
 the wrapped group. late_finish runs collectives that were never waited for. Collectives run in order, and comm_wait also
 runs all earlier ones, as comm.h says.
-defines: LateKind, late_comm, late_finish, late_close
 */
 #pragma once
 #include "llmc/parallel/comm.h"

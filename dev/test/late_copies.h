@@ -7,7 +7,6 @@ copy_wait changes nothing. This device's memory is the host's, and its copies ar
 Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late.
 The device counts the copies that were never waited for, and those that were waited for before any work ran beside them:
 a test counts its work.
-defines: CopyKind, LateCopies, late_copies, late_device, comm_with_late_copies
 */
 #pragma once
 #include "llmc/common/device.h"

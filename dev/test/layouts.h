@@ -1,7 +1,6 @@
 /*
 Where the instructions of the tensor cores expect each element, as plain formulas of the PTX ISA: "Matrix Fragments for
 mma.m16n8k16 with floating point type" and "Warp-level matrix load instruction: ldmatrix".
-defines: Place, mma_a_place, mma_b_place, mma_d_place, MatrixSource, ldmatrix_source, ldmatrix_trans_source
 Element i of a lane is in register i/2 of A, B and ldmatrix, the lower half first, and in register i of C and D.
 */
 #pragma once

@@ -14,9 +14,7 @@
 # WORDS: only mutants with WORDS in their name. The unchanged sources come first and must pass. Prints each mutant with
 # the first failure. Fails if one survives and `kept` gives no reason; one that does not compile, or changes nothing,
 # survives.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 kind=${1:-}
 [[ $kind =~ ^(barriers|layouts|ptx|waits)$ ]] || { sed -n 2p "$0" && exit 2; }
@@ -97,20 +95,20 @@ mma: C is not added@$asm@s/^( +")\{%0,%1,%2,%3\};/\1{%4,%4,%4,%4};/@$attention
 ldmatrix without .trans@$asm@s/x4\.trans\.shared/x4.shared/@$attention
 ldmatrix with .trans@$asm@s/x4\.shared/x4.trans.shared/@$attention
 ldmatrix: registers swapped@$asm@s/"=r"\(r\[1\]\), "=r"\(r\[2\]\)/"=r"(r[2]), "=r"(r[1])/@$attention
-cvt: halves swapped@$common@s/"f"\(high\), "f"\(low\)/"f"(low), "f"(high)/@gelu_forward
-cvt: high half twice@$common@s/"f"\(high\), "f"\(low\)/"f"(high), "f"(high)/@gelu_forward
+cvt: halves swapped@$common@s/"f"\(high\), "f"\(low\)/"f"(low), "f"(high)/@activation_forward
+cvt: high half twice@$common@s/"f"\(high\), "f"\(low\)/"f"(high), "f"(high)/@activation_forward
 cp.async: reads beyond the array@$asm@s/valid \? 16 : 0/16/@$attention
 cp.async: always zeros@$asm@s/valid \? 16 : 0/0/@$attention
 cp.async: one group too few@$asm@s/"n"\(PENDING\)/"n"(PENDING + 1)/@$attention attention_backward
 cp.async: no group@$asm@s/cp\.async\.commit_group;//@$attention
-ex2 is rcp@$asm@s/ex2\.approx/rcp.approx/@gelu_forward
-rcp is ex2@$asm@s/rcp\.approx/ex2.approx/@gelu_forward
+ex2 is rcp@$asm@s/ex2\.approx/rcp.approx/@activation_forward
+rcp is ex2@$asm@s/rcp\.approx/ex2.approx/@activation_forward
 prefetch beyond the array@$asm@s/L2 \[%0\]/L2 [%0+1073741824]/@layernorm_backward
 launch_dependents before wait@$asm@s/griddepcontrol\.wait/griddepcontrol.launch_dependents/@layernorm_forward
 shared address + 512@$asm@s/__cvta_generic_to_shared\(p\)\)/__cvta_generic_to_shared(p) + 512)/@$attention
 shift by the width@$common@s/word\[i \/ 2\] << 16/word[i \/ 2] << (32 + 0 * i)/@residual_forward
 member of an argument's type@llmc/ops.h@s/^    bool decay;/    uint64_t decay;/@adamw_update
-argument's type@llmc/gelu.cuh@s/size_t n\)/int n)/@gelu_forward
+argument's type@llmc/activation.cuh@s/size_t n\)/int n)/@activation_forward
 barrier of a sum deleted@$common@/results of all warps are complete/s/__syncthreads\(\)//@layernorm_forward
 order of evaluation@llmc/classifier.cuh@s/\(total - \*sum\) - term/total - (*sum + term)/@loss_sum
 uninitialised sum@llmc/layernorm.cuh@s/float sum = 0, squares = 0;/float sum, squares;/@layernorm_forward
@@ -205,14 +203,15 @@ check_ptx() { # ROW. The program is that of the unchanged sources
     echo "$1: $(grep -m 1 -E 'ptx: |ERROR' log || echo FAILS without a sentence)"
 }
 
-check_processes() { # late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and offload on 1, 3 and 4; then Muon
+# late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, bytes sent on 2, and offload on 1, 3 and 4; then Muon
+check_processes() {
     local with_mpi test ranks arguments
     read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
     compiled processes cc -std=gnu11 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -x c dev/test/test_processes.c \
         -o processes -DPRECISION_FP32 -DPOISON_SCRATCH -DHAVE_MPI '-Dno_comm_wait(work,comm,ex)=(void)(work)' \
         '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread || return
-    for test in "3 late 1" "4 late 2" "3 layouts" "1 offload 1" "3 offload 1" "4 offload 2" "muon 3 late 1" \
-        "muon 4 late 2" "muon 1 offload 1"; do
+    for test in "3 late 1" "4 late 2" "3 layouts" "2 bytes 1" "1 offload 1" "3 offload 1" "4 offload 2" \
+        "muon 3 late 1" "muon 4 late 2" "muon 1 offload 1"; do
         export TEST_OPTIMIZER=${test%%[ 0-9]*}
         read -r ranks arguments <<<"${test#muon }"
         # shellcheck disable=SC2086

@@ -1,6 +1,5 @@
 /*
 Rows of llmc/self_check/cases.h for tests and benchmarks.
-defines: op_shape_gpt2, problem_reset, problem_title, array_difference
 */
 #pragma once
 #include "llmc/self_check/cases.h"

@@ -1,26 +1,22 @@
-# shellcheck shell=bash disable=SC2034  # the scripts that source it use these
+# shellcheck shell=bash disable=SC2034,SC2154  # the scripts that source it use these, and source harness.sh
 # Shared by the scripts that train on several ranks: programs, mpirun, runs of the trainer and comparisons of runs. A
 # script sources it after harness.sh, and is then in the empty folder $folder, but for a text and validation data.
-#   PROGRAM, TRAINER, EMULATED   other programs than build/test/test_processes, ./train_gpt2, build/emulated/train_gpt2
-# Without mpirun, or in a build without MPI, the script is skipped.
+#   PROGRAM   another program than build/test/test_processes
+# Without mpirun, or in a build without MPI, a script that calls use_ranks is skipped.
 
 program=$(realpath -m "${PROGRAM:-build/test/test_processes}")
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
-emulated=$(realpath -m "${EMULATED:-build/emulated/train_gpt2}")
 # a trainer of fp32 weights, to compare layouts that sum in another order: bf16 would round the sums differently
 fp32=$(realpath "${TRAINER_FP32:-$trainer}")
-use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
-folder=$(mktemp -d)
-out=$folder/out
-trap 'rm -rf "$folder"' EXIT
-seq 100000 >"$folder/text"                # the same text on any machine
-head -c 113 "$folder/text" >"$folder/held" # 7 sequences of 16 for validation, which 2, 3 and 4 do not divide
+in_scratch
+folder=$PWD
+seq 100000 >text      # the same text on any machine
+head -c 113 text >held # 7 sequences of 16 for validation, which 2, 3 and 4 do not divide
 mpi=(mpirun --oversubscribe --bind-to none)
 # beside three busy programs on two cores, `slices 2` on 4 ranks takes 9 s with it and 158 s without
-cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$folder/patient_yield.so" &&
-    mpi+=(-x LD_PRELOAD="$folder/patient_yield.so")
-cd "$folder" || exit
+cc -O2 -shared -fPIC "$root/dev/test/patient_yield.c" -o "$scratch/patient_yield.so" &&
+    mpi+=(-x LD_PRELOAD="$scratch/patient_yield.so")
 
+use_ranks() { use_mpirun "$("$trainer" --version | grep 'MPI (')" 1; }
 launch() { "${mpi[@]}" -np "$1" "${@:2}" >"$out" 2>&1 </dev/null; }
 
 # A check prints a sentence if it fails, and nothing if it passes.

@@ -1,9 +1,8 @@
 /*
 Hashes of the state that ranks hold in common.
   data-parallel group     parameters (at -z 3, and at --offload 3 with -z 1 and 2, without the layers); at -z 0 also
-                          masters and moments
-  tensor-parallel group   this rank's shard of the replicated tensors, their masters and moments
-defines: replicas_wait, hash_data_parallel, hash_replicated_tensors
+                          remainders and moments
+  tensor-parallel group   this rank's shard of the replicated tensors, their remainders and moments
 */
 #pragma once
 #include "llmc/common/hash.h"
@@ -25,17 +24,19 @@ static inline uint64_t hash_device(uint64_t hash, const Device *device, const vo
     return hash;
 }
 
-// masters and moments of elements `state` of the optimizer state; v: of those that have second moments
+// remainders and moments of elements `state` of the optimizer state; v: of those that have second moments
 static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, const Device *device, Range state,
                                       Range v) {
-    size_t size = dtype_size(o->moments), offset = state.offset, count = state.count;
-    if (o->master) { hash = hash_device(hash, device, o->master + offset, count * sizeof *o->master); }
-    if (o->remainder) { hash = hash_device(hash, device, o->remainder + offset, count * sizeof *o->remainder); }
-    hash = hash_device(hash, device, (const char *)o->m + offset * size, count * size);
-    return hash_device(hash, device, (const char *)o->v + v.offset * size, v.count * size);
+    const OptimizerState at = state_at(o, o->params, state.offset, v.offset);
+    for (int i = STATE_PARAMS + 1; i < NUM_STATE_ARRAYS; i++) {
+        const StateArray a = state_array(i, o->remainder, o->moments);
+        size_t elements = state_elements(&a, a.part == OF_V ? v.count : state.count);
+        if (a.exists) { hash = hash_device(hash, device, at.array[i], elements * dtype_size(a.dtype)); }
+    }
+    return hash;
 }
 
-// all masters and moments of a rank
+// all remainders and moments of a rank
 static inline uint64_t hash_all_optimizer(uint64_t hash, const OptimizerState *o, const Device *device,
                                           const ParamLayout *layout) {
     Range state = {0, layout->sharding.stage < 1 ? layout->total : layout->shard};

@@ -1,6 +1,5 @@
 /*
 Whole tensors and slices in host memory, for tests.
-defines: param_init_tensor, slice_extract
 */
 #pragma once
 #include "llmc/shapes/slices.h"

@@ -126,29 +126,6 @@ TEST(test_json) {
     plan_free(&plan);
 }
 
-// The table has a header, a line per tensor, a line per lifetime, and the device's total before the host's lines.
-TEST(test_print) {
-    Plan plan = {NULL, 0};
-    plan_add(&plan, 0, "widest", SAVED, DT_F32, 4, (const size_t[]){(size_t)1 << 20, 1, 1, 3});
-    plan_add(&plan, 0, "pinned", HOST, DT_F32, 1, (const size_t[]){1 << 20});
-    char *text = NULL;
-    size_t length;
-    FILE *out = open_memstream(&text, &length);
-    assert_non_null(out);
-    plan_print(out, &plan);
-    fclose(out);
-    int lines = 0;
-    for (char *c = text; *c; c++) { lines += *c == '\n'; }
-    assert_int_equal(lines, 1 + 2 + NUM_LIFETIMES + 1);
-    assert_non_null(strstr(text, "1048576 x 1 x 1 x 3"));
-    const char *total = strstr(text, "total on the device");
-    assert_non_null(total);
-    assert_non_null(strstr(total, " 12.00\nhost     pinned"));
-    assert_string_equal(text + length - 5, "4.00\n");
-    free(text);
-    plan_free(&plan);
-}
-
 // ---- the arena
 
 static size_t allocated, allocated_host, released, released_host;  // of dirty_device
@@ -248,7 +225,7 @@ TEST(test_large_zero) {
     enum { BYTES = (3 << 20) + 5 };
     unsigned char *memory = (unsigned char *)xmalloc(BYTES + 1), *zeros = (unsigned char *)xcalloc(1, BYTES);
     memset(memory, 1, BYTES + 1);
-    host_zero_parallel(memory, BYTES);
+    host_copy_parallel(memory, NULL, BYTES);
     assert_memory_equal(memory, zeros, BYTES);
     assert_int_equal(memory[BYTES], 1);
     free(memory);

@@ -51,8 +51,7 @@ static int plain_merge(int *tokens, int count, int left, int right, int merged) 
 
 static void assert_learns(const char *text, size_t bytes, int vocab_size) {
     static int tokens[2 * MAX_TEXT];
-    BpeTrainer trainer;
-    memset(&trainer, 0, sizeof trainer);
+    BpeTrainer trainer = {0};
     bpe_count(&trainer, text, bytes / 2);
     // the second half is counted apart, and so are its words
     bpe_count(&trainer, text + bytes / 2, bytes - bytes / 2);
@@ -84,8 +83,7 @@ TEST(test_against_plain_version) {
 
 // "aaaa" holds (a, a) three times. Once merged, "aa aa" is one pair, and no (a, a) is left.
 TEST(test_runs) {
-    BpeTrainer trainer;
-    memset(&trainer, 0, sizeof trainer);
+    BpeTrainer trainer = {0};
     bpe_count(&trainer, "aaaa aaaa\naaaaa", 15);
     Tokenizer t = bpe_learn(&trainer, 260);
     const char *const expected[] = {"aa", "aaaa", " aaaa"};
@@ -102,8 +100,7 @@ TEST(test_runs) {
 // the longest token has 255 bytes
 TEST(test_longest_token) {
     char *text = (char *)malloc(5000);
-    BpeTrainer trainer;
-    memset(&trainer, 0, sizeof trainer);
+    BpeTrainer trainer = {0};
     memset(text, 'a', 5000);
     bpe_count(&trainer, text, 5000);
     Tokenizer t = bpe_learn(&trainer, 400);
@@ -121,8 +118,7 @@ TEST(test_longest_token) {
 TEST(test_files) {
     static const char text[] =
         "the \"quoted\" and the \\ back, the \xC3\xA9t\xC3\xA9 and the \xFF\xFE \x00\x00 the and";
-    BpeTrainer trainer;
-    memset(&trainer, 0, sizeof trainer);
+    BpeTrainer trainer = {0};
     bpe_count(&trainer, text, sizeof text - 1);
     Tokenizer t = bpe_learn(&trainer, 300);
     assert_true(t.vocab_size > 260);

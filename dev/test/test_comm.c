@@ -314,11 +314,6 @@ TEST(test_same_gpu) {
 
 // ---- several ranks
 
-#define CHECK(holds, ...)                                                                                              \
-    do {                                                                                                               \
-        if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
-    } while (0)
-
 #ifdef HAVE_MPI
 // Device memory that the host cannot read: addresses outside the process, so an access crashes.
 static const ptrdiff_t FAR_AWAY = (ptrdiff_t)1 << 62;
@@ -411,8 +406,8 @@ static void lay_out(char *memory, const void *input, size_t bytes, Bench *b) {
 }
 
 // checks device memory and the poison after it; `alike`: every rank must hold the same bytes
-static void check_memory(const char *memory, const void *expected, size_t bytes, bool alike, const char *call,
-                         DType dtype, Bench *b) {
+static void require_memory(const char *memory, const void *expected, size_t bytes, bool alike, const char *call,
+                           DType dtype, Bench *b) {
     b->comm->device->download(b->got, memory, bytes + EDGE);
     for (size_t i = 0; i < bytes; i++) {
         CHECK(b->got[i] == ((const char *)expected)[i],
@@ -454,7 +449,7 @@ static void check_all_reduce(size_t count, DType dtype, Bench *b) {
     uint64_t before = b->comm->sent_bytes;
     comm_wait(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
     check_sent(before, all_reduce_bytes(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
-    check_memory(b->out, b->sum, bytes, true, "all_reduce", dtype, b);
+    require_memory(b->out, b->sum, bytes, true, "all_reduce", dtype, b);
 }
 
 static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench *b) {
@@ -471,9 +466,9 @@ static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench
     if (in_place) {
         memcpy(b->input + own, b->sum, bytes);
     } else {
-        check_memory(b->out, b->sum, bytes, false, "reduce_scatter", dtype, b);
+        require_memory(b->out, b->sum, bytes, false, "reduce_scatter", dtype, b);
     }
-    check_memory(b->in, b->input, (size_t)size * bytes, false, "reduce_scatter, its input", dtype, b);
+    require_memory(b->in, b->input, (size_t)size * bytes, false, "reduce_scatter, its input", dtype, b);
 }
 
 static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b) {
@@ -487,7 +482,7 @@ static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b)
     uint64_t before = b->comm->sent_bytes;
     comm_all_gather(b->out, own, chunk, dtype, b->comm, NULL);
     check_sent(before, all_gather_bytes(chunk, dtype, size), "all_gather", b);
-    check_memory(b->out, b->sum, (size_t)size * bytes, true, "all_gather", dtype, b);
+    require_memory(b->out, b->sum, (size_t)size * bytes, true, "all_gather", dtype, b);
 }
 
 static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
@@ -498,7 +493,7 @@ static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
     uint64_t before = b->comm->sent_bytes;
     comm_broadcast(b->out, count, dtype, root, b->comm, NULL);
     check_all_sent(before, (uint64_t)(b->comm->size - 1) * bytes, b);
-    check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
+    require_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
 }
 
 // every collective of a group, with the first num_counts of `counts`
@@ -545,7 +540,7 @@ static void check_world(Comm *world) {
     Bench b = {0};
     const int members[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     bench_allocate(&b, world->device);
-    check_group(world, members, 4, &b);
+    check_group(world, members, world->size < 4 ? 4 : 3, &b);  // two pieces take seconds
     bench_free(&b, world->device);
 }
 

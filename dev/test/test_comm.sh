@@ -4,9 +4,7 @@
 #   PROGRAM=build/test/test_comm dev/test/test_comm.sh
 # A failed job must print one sentence that names the rank, exit with that rank's status, and leave no process behind.
 # Skipped without mpirun, or in a build without MPI.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 program=${PROGRAM:-build/test/test_comm}
 use_mpirun "$("$program" backends | grep MPI)" 14

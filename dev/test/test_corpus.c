@@ -20,7 +20,7 @@ static void list(Listing *l, const char *text, size_t bytes) {
 
 // the caller frees .text
 static Listing list_corpus(const char *path, const char *field) {
-    Corpus corpus = corpus_open("-i", path, field, 0);
+    Corpus corpus = corpus_open("-i", path, field);
     CorpusPiece piece;
     Listing l = {NULL, 0};
     list(&l, "", 0);
@@ -94,7 +94,7 @@ TEST(test_separator_at_a_cut) {
 
 // The pieces of a long text are about 64 KiB long and give the text again.
 static void assert_pieces(const char *path, const char *text, size_t bytes, size_t longest) {
-    Corpus corpus = corpus_open("-i", path, NULL, 0);
+    Corpus corpus = corpus_open("-i", path, NULL);
     CorpusPiece piece;
     size_t at = 0;
     bool ended = false;
@@ -117,7 +117,7 @@ TEST(test_pieces) {
     assert_pieces(write_file("words.txt", text, BYTES), text, BYTES, CORPUS_PIECE);
     memset(text, 'a', BYTES);  // a pre-token of 8 MB
     assert_pieces(write_file("run.txt", text, BYTES), text, BYTES, TOKENIZER_MAX_PRETOKEN + CORPUS_PIECE);
-    for (size_t i = 0; i < BYTES; i++) { text[i] = (char)rng_bits(2, 0, i); }
+    for (size_t i = FILE_HEAD; i < BYTES; i++) { text[i] = (char)rng_bits(2, 0, i); }  // a NUL before is refused
     assert_pieces(write_file("noise.txt", text, BYTES), text, BYTES, CORPUS_PIECE + 100);
     free(text);
 }
@@ -138,15 +138,18 @@ TEST(test_json) {
                  "b\xEF\xBF\xBD\\ud83d|");
     assert_lists("a.jsonl", "{\"text\":\"\\ud83d\\ud83d\\ude00\"}\n", "\xEF\xBF\xBD\xF0\x9F\x98\x80|");
     assert_lists("a.jsonl", "\xEF\xBB\xBF{\"text\":\"marked\"}\n", "marked|");
-    static const char *const broken[] = {"{\"text\":\"a\"", "{\"text\":\"a\"} x", "plain", "{'text':1}", "{\"x\":Na}"};
+    static const char *const broken[] = {
+        "{\"text\":\"a\"", "{\"text\":\"a\"} x",     "plain",        "{'text':1}",
+        "{\"x\":Na}",      "{\"text\":\"\\u+000\"}", "{\"x\":-NaN}", "{\"text\":\"a\"\\u0000}"};
     for (size_t i = 0; i < LEN(broken); i++) { assert_refused(broken[i], "line 1 is not a JSON object: found"); }
     assert_refused("[1]", "line 1 is an array: found '[1]'; jq -c '.[]' FILE writes one object per line");
     static const char nul[] = "{\"text\":\"a\0b\"}";
-    assert_stops(EXIT_BAD_INPUT,
-                 "line 1 has a NUL byte, which JSON cannot hold: found '{\"text\":\"a'; if it is UTF-16, iconv",
+    assert_stops(EXIT_BAD_INPUT, "line 1 has a NUL byte, which JSON cannot hold: found '{\"text\":\"a'; tr -d",
                  list_path, (void *)write_file("a.jsonl", nul, sizeof nul - 1));
     static const char *const other[] = {"{\"texts\":\"a\"}", "{\"text\":1}", "{\"Text\":\"a\"}", "{}"};
-    for (size_t i = 0; i < LEN(other); i++) { assert_refused(other[i], "line 1 has no string in the field: found"); }
+    for (size_t i = 0; i < LEN(other); i++) {
+        assert_refused(other[i], "line 1 has no string in the field text: found");
+    }
     Listing found = list_corpus(write_file("b.jsonl", "{\"text\":\"a\",\"body\":\"b\"}\n", 24), "body");
     assert_string_equal(found.text, "b|");
     free(found.text);
@@ -165,8 +168,7 @@ TEST(test_nested_lines) {
     nested_line(line, CJSON_NESTING_LIMIT);
     assert_lists("a.jsonl", line, "[[{\"[|");
     nested_line(line, CJSON_NESTING_LIMIT + 1);
-    assert_refused(line, "line 1 is nested deeper than 1000 levels: found '{\"text\"");
-    assert_int_equal(CJSON_NESTING_LIMIT, 1000);  // as the sentence says
+    assert_refused(line, "line 1 is not a JSON object: found '{\"text\"");
 }
 
 // as in Python
@@ -275,7 +277,7 @@ TEST(test_existing_shards) {
 // ---- errors
 
 static void open_corpus(void *pattern) {
-    Corpus corpus = corpus_open("-i", (const char *)pattern, NULL, 0);
+    Corpus corpus = corpus_open("-i", (const char *)pattern, NULL);
     corpus_close(&corpus);
 }
 
@@ -296,7 +298,7 @@ TEST(test_names_that_are_patterns) {
 
 TEST(test_errors) {
     assert_stops(EXIT_BAD_INPUT, "no file matches", open_corpus, (void *)temp_path("absent*"));
-    assert_stops(EXIT_BAD_INPUT, "is a folder; name its files", open_corpus, (void *)temp_dir());
+    assert_stops(EXIT_BAD_INPUT, "Is a directory; name files", open_corpus, (void *)temp_dir());
 }
 
 int main(void) { return run_all_tests("corpus"); }

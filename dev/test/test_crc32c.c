@@ -53,18 +53,4 @@ TEST(test_any_order) {
     assert_int_equal(crc32c_whole(0, 0), 0);
 }
 
-// a burst of up to 32 flipped bits is always found: here every single bit, and every byte set to another value
-TEST(test_finds_flips) {
-    uint8_t bytes[64];
-    fill(bytes, sizeof bytes);
-    uint32_t whole = crc32c(bytes, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        for (int flip = 1; flip < 256; flip++) {
-            bytes[i] ^= (uint8_t)flip;
-            assert_int_not_equal(crc32c(bytes, sizeof bytes), whole);
-            bytes[i] ^= (uint8_t)flip;
-        }
-    }
-}
-
 int main(void) { return run_all_tests("crc32c"); }

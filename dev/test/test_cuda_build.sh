@@ -2,9 +2,7 @@
 # The trainer compiled by nvcc, on a machine without a GPU: it trains on the CPU and names the reason.
 #   TRAINER=build/nvcc/train_gpt2 dev/test/test_cuda_build.sh
 # dev/test/test_nvcc.sh builds that trainer. Skipped without nvcc, and on a machine with a GPU.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath -m "${TRAINER:-build/nvcc/train_gpt2}")
 folder=$(mktemp -d)

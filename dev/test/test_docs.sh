@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
 # README.md, CONTRIBUTING.md and doc/: every command parses, every flag, path, link and image named exists.
-#   TRAIN_GPT2=./train_gpt2 dev/test/test_docs.sh
 # A command is a line of a ```sh block, or a `span` that begins like one. ./train_gpt2 runs with --plan in a temporary
 # folder, which has the files and run directories of the commands. Targets and variables of `make` are looked up in the
 # Makefile's rules. Paths and flags of other programs are looked up.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 root=$PWD trainer=$(realpath "${TRAIN_GPT2:-./train_gpt2}")
 documents=(README.md CONTRIBUTING.md doc/*.md)
@@ -173,22 +170,25 @@ for document in "${documents[@]}"; do
         done
     )"
     report "$document: the links resolve" "$(
-        grep -oE '\]\([^)#]+' "$document" | cut -c 3- | grep -v '^https*:' | while IFS= read -r path; do
+        { grep -oE '\]\([^)#]+' "$document" || true; } | cut -c 3- | sed '/^https*:/d' | while IFS= read -r path; do
             [ -e "$(dirname "$document")/$path" ] || echo "there is no $path"
         done
     )"
 done
 rm -f "$out"
 
-report "README.md has at most 110 lines of at most 120 columns" "$(
+report "README.md has under 110 lines of at most 120 columns" "$(
     LC_ALL=C.UTF-8 awk 'length > 120 { print "line " NR " has " length " columns" }
-                        END { if (NR > 110) print NR " lines" }' README.md
+                        END { if (NR >= 110) print NR " lines" }' README.md
+)"
+# a manual that grows says something twice, or what --help says
+report "doc/flags.md has at most 3,000 words, and doc/ 18,000" "$(
+    cat "${documents[@]:2}" | wc -w | awk '$1 > 18000 { print "doc/*.md has " $1 " words" }'
+    wc -w <doc/flags.md | awk '$1 > 3000 { print "doc/flags.md has " $1 " words" }'
 )"
 report "the documents name each variable of the environment that the program reads" "$(
     grep -rhoE 'getenv\("TRAIN_GPT2_[A-Z0-9_]+' train_gpt2.cu llmc | sed 's/.*"//' | sort -u | while read -r name; do
         grep -q "[\`$]${name}[\`=]" "${documents[@]}" || echo "no page names $name"
     done
 )"
-scripts/draw_step.py "$folder/step.svg"
-report "doc/step.svg is what scripts/draw_step.py draws" "$(cmp "$folder/step.svg" doc/step.svg 2>&1)"
 end_tests

@@ -1,13 +1,7 @@
 #!/usr/bin/env bash
 # --eval on the command line: a model of known losses, windows, kinds of files, HellaSwag, -h 1 on JSON lines, bits per
 # byte of validations, and bad input. With transformers and torch in $PYTHON, their numbers, and lm-eval's.
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-root=$(realpath "$(dirname "$0")/../..")
-trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
 in_scratch
 
 # prints NAME VALUE...: the last output has these lines, to 1e-5 of the value
@@ -17,16 +11,6 @@ prints() {
             END { exit found != 1 }' "$out" || { echo "expected $1 $2 in:" && cat "$out"; }
         shift 2
     done
-}
-# write_shard FILE MAGIC COUNT VOCABULARY TOKEN...: a token shard of uint16
-write_shard() {
-    local file=$1 word bytes=
-    for word in "$2" 1 "$3" "$4"; do
-        printf -v word '%08x' "$word"
-        bytes+="\\x${word:6:2}\\x${word:4:2}\\x${word:2:2}\\x${word:0:2}"
-    done
-    { printf '%b' "$bytes" && head -c 1008 /dev/zero; } >"$file"
-    words "${@:5}" >>"$file"
 }
 
 # ---- a model that gives 'a' a probability of 1/2 and each other byte 1/510, whatever comes before: all weights are 0,
@@ -165,53 +149,48 @@ report "-h 1 reads HellaSwag's JSON lines with the run's tokenizer" "$(
     mkdir -p dev/data/hellaswag
     hella ab 1 x cd "y z" d >dev/data/hellaswag/hellaswag_val.jsonl
     for _ in {1..100}; do printf 'ab cd.'; done >learn.txt
-    run 0 -i learn.txt -e l1h2c16 -t 8 -b 4 -s 0 -v 60 -n 60 -l 1e-2 -x 60 -h 1 -o hella
+    learn=(-i learn.txt -e l1h2c16 -t 8 -b 4 -s 0 -v 60 -n 60 -l 1e-2 -x 60)
+    run 0 "${learn[@]}" -h 1 -o hella
     says "$out" "step 60 | HellaSwag accuracy 1.0000"
-    says hella/metrics.jsonl '{"step":60,"hellaswag":1}'
+    equal "$(grep hellaswag hella/metrics.jsonl)" '{"step":60,"hellaswag":1}' # no score at step 0
+    run 0 "${learn[@]}" -o unscored
+    equal "$(metrics unscored)" "$(metrics hella | grep -v hellaswag)" # a score changes no step
     run 0 --eval dev/data/hellaswag/hellaswag_val.jsonl -e hella
     prints acc_llmc 1
     hella "ab ab ab ab" 1 x cd "y z" d >>dev/data/hellaswag/hellaswag_val.jsonl
     run 0 -i learn.txt -e l1h2c16 -t 8 -b 1 -s 0 -v 2 -x 2 -h 1
     says "$out" "note      HellaSwag: 1 of 2 examples are longer than 8 tokens: their contexts are cut at the left"
 )"
-refused "-h 1 without a tokenizer" "is text, and a model of 2757 tokens needs a tokenizer" \
-    -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -h 1
-refused "-h 1 with text for a model of another vocabulary" \
-    "is text, and a model of 50257 tokens needs a tokenizer" \
-    -i learn.txt -e d6 -t 8 -b 1 -h 1
-report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "$(
-    cp eval.bin dev/data/hellaswag/hellaswag_val.bin
-    run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -v 1 -s 0 -h 1
-    says "$out" "HellaSwag accuracy"
-    rm dev/data/hellaswag/hellaswag_val.jsonl
-    run 0 -i learn.txt -e l1h2c16 -t 8 -b 1 -s 0 -v 1 -x 1 -h 1
-    says "$out" "HellaSwag accuracy"
-)"
 
 # ---- bad input
 
 printf '{"text":"a"}\nnot JSON\n' >broken.jsonl
 { hella a 1 b c d e && echo '{"ctx":"a","endings":["b","c"]}'; } >unlabelled.jsonl
-refused "no file" "--eval: no file matches 'none*'" --eval 'none*' -e half
-refused "a shape" "--eval needs trained weights, but -e l1h1c4 only describes a shape" --eval four.txt -e l1h1c4
-refused "no model" "--eval and --generate need a trained model" --eval four.txt
-refused "a line that is no JSON" "--eval broken.jsonl line 2 is not a JSON object" --eval broken.jsonl -e half
-refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
 printf '{"messages":[{"role":"user","content":"a"}]}\n' >talk.jsonl
-refused "conversations" "line 1 is a conversation or a prompt with its completion" --eval talk.jsonl -e half
 printf '{"prompt":"a","story":"b"}\n' >story.jsonl
-refused "a misspelt field" "line 1 has no string in the field: found '{\"prompt\":\"a\",\"story\":\"b\"}'; name" \
-    --eval story.jsonl -e half --field stroy
-refused "an example without a label" \
-    "unlabelled.jsonl line 2 is no example of HellaSwag" --eval unlabelled.jsonl -e half
-refused "text without a tokenizer" "a model of 2757 tokens needs a tokenizer" --eval four.txt -e plain/model
-refused "a window longer than the model" "-t 9 is longer than the model's 8 positions" --eval four.txt -e half -t 9
-refused "tokens of another vocabulary" "is id 2756, but the vocabulary has ids 0 to 255" --eval val.bin -e half
-refused "--eval-task" "lm-evaluation-harness has tasks (doc/evaluation.md)" \
-    --eval four.txt --eval-task lambada -e half
-refused "--stride" "unknown flag --stride; the windows of --eval do not overlap" --eval four.txt -e half --stride 2
+report "-h 1 takes llm.c's file where there is no tokenizer" "$(
+    cp eval.bin dev/data/hellaswag/hellaswag_val.bin
+    run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -v 1 -s 0 -h 1
+    says "$out" "HellaSwag accuracy"
+    rm dev/data/hellaswag/hellaswag_val.bin
+)"
+hella ab 1 x cd "y z" d >dev/data/hellaswag/hellaswag_val.jsonl
+refusals <<'ROWS'
+--eval: no file matches 'none*' | --eval 'none*' -e half
+--eval needs trained weights, but -e l1h1c4 only describes a shape | --eval four.txt -e l1h1c4
+--eval needs --model, -e: add it | --eval four.txt
+--eval broken.jsonl line 2 is not a JSON object | --eval broken.jsonl -e half
+line 1 has no string in the field none | --eval two.jsonl -e half --field none
+line 1 has no string in the field | --eval talk.jsonl -e half
+line 1 has no string in the field stroy: found '{"prompt":"a","story":"b"}'; | --eval story.jsonl -e half --field stroy
+unlabelled.jsonl line 2 is no example of HellaSwag | --eval unlabelled.jsonl -e half
+a model of 2757 tokens needs a tokenizer | --eval four.txt -e plain/model
+hellaswag_val.jsonl: a model of 2757 tokens needs a tokenizer | -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -h 1
+hellaswag_val.jsonl: a model of 50257 tokens needs a tokenizer | -i learn.txt -e d6 -t 8 -b 1 -h 1
+-t 9 is longer than the model's 8 positions | --eval four.txt -e half -t 9
+is id 2756, but the vocabulary has ids 0 to 255 | --eval val.bin -e half
+ROWS
 
-python=${PYTHON:-$root/build/py/bin/python3}
 if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
     report "the numbers of transformers, and of lm-eval if it is installed" "$(
         TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/eval_check.py" "$scratch/check" >"$out" 2>"$err" ||

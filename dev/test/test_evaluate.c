@@ -108,7 +108,7 @@ TEST(test_token_bytes) {
 
 // example e: a context of e % 5 + 1 tokens, and endings of different lengths
 static HellaSwag some_examples(int T, int examples) {
-    HellaSwag set = hellaswag_open("-h 1", "made", T);
+    HellaSwag set = {"-h 1", "made", T};
     int ids[64];
     for (int e = 0; e < examples; e++) {
         for (int i = 0; i < HELLASWAG_ENDINGS; i++) {

@@ -19,12 +19,12 @@ TEST(test_counting) {
         assert_int_equal(e.lowest_step, rows[i].lowest_step);
         assert_int_equal(e.since, rows[i].since);
         Evaluations copy = e;
-        evaluations_check_patience(&copy, 0);
+        evaluations_apply_patience(&copy, 0);
         assert_int_equal(*copy.patience_over, 0);
-        evaluations_check_patience(&copy, 2);
+        evaluations_apply_patience(&copy, 2);
         assert_int_equal(*copy.patience_over != 0, rows[i].since >= 2);
     }
-    evaluations_check_patience(&e, 1);
+    evaluations_apply_patience(&e, 1);
     assert_string_equal(e.patience_over,
                         "2 validations without a loss below the 1.5000 of step 5; a larger --patience goes on");
 }

@@ -1,5 +1,5 @@
 /*
-Examples of JSON lines: their tokens and targets, what is cut, how they are packed into rows, the batches of a loader,
+Examples of JSON lines: their tokens and targets, what is cut, how they are packed, the batches of a loader,
 and bad lines.
 */
 #include "testing.h"
@@ -10,7 +10,7 @@ and bad lines.
 
 static Examples load(const char *lines, int T) {
     Tokenizer bytes = tokenizer_bytes();
-    Examples e = examples_load("-i", write_file("examples.jsonl", lines, strlen(lines)), &bytes, T, 0);
+    Examples e = examples_load("-i", write_file("examples.jsonl", lines, strlen(lines)), &bytes, T);
     tokenizer_free(&bytes);
     return e;
 }
@@ -55,7 +55,7 @@ TEST(test_forms) {
 TEST(test_encoded_apart) {
     static const char merges[] = "a b\nab c\n", line[] = "{\"prompt\":\"ab\",\"completion\":\"c\"}";
     Tokenizer t = tokenizer_load(write_file("two.bpe", merges, strlen(merges)));
-    Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8, 0);
+    Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8);
     assert_int_equal(e.num_tokens, 3);
     assert_int_equal(e.ids[0], 256);
     assert_int_equal(e.ids[1], t.byte_token['c']);
@@ -83,7 +83,7 @@ TEST(test_cut) {
     examples_free(&e);
 }
 
-// examples of the given lengths, in tokens of a row
+// examples of the given lengths, in tokens of a sequence
 static Examples of_lengths(const int *lengths, int count, int T) {
     char *lines = (char *)xcalloc((size_t)count, (size_t)T + 64);
     size_t at = 0;
@@ -98,41 +98,50 @@ static Examples of_lengths(const int *lengths, int count, int T) {
     return e;
 }
 
-// The longest example comes first, and an example goes to the fullest row with room.
+// The members of a sequence are those of `members` up to -1.
+static void assert_members(const PackedExamples *packed, int s, const int *members) {
+    for (int i = packed->first[s];; i = packed->next[i]) {
+        assert_int_equal(i, *members++);
+        if (i < 0) { return; }
+    }
+}
+
+// The longest example comes first, and an example goes to the fullest sequence with room.
 TEST(test_best_fit) {
-    static const int lengths[] = {3, 7, 5, 2, 10, 3};
+    static const int lengths[] = {3, 7, 5, 2, 10, 3}, members[][4] = {{4, -1}, {1, 0, -1}, {2, 5, 3, -1}};
     Examples e = of_lengths(lengths, 6, 10);
-    ExampleRows rows = example_rows_pack(&e, 0, 6);
-    static const int members[] = {4, 1, 0, 2, 5, 3}, first[] = {0, 1, 3, 6};
-    assert_int_equal(rows.num_rows, 3);
-    assert_memory_equal(rows.members, members, sizeof members);
-    assert_memory_equal(rows.first, first, sizeof first);
-    for (int row = 0; row < 3; row++) { assert_int_equal(rows.targets[row], 2 * (first[row + 1] - first[row])); }
-    assert_int_equal(example_rows_targets(&rows), 12);
-    example_rows_free(&rows);
-    rows = example_rows_pack(&e, 2, 4);  // a part of the examples
-    assert_int_equal(rows.num_rows, 1);
-    assert_int_equal(rows.members[0], 2);
-    assert_int_equal(rows.members[1], 3);
-    example_rows_free(&rows);
+    PackedExamples packed = examples_pack(&e, 0, 6);
+    assert_int_equal(packed.count, 6);
+    assert_int_equal(packed.num_sequences, 3);
+    for (int s = 0; s < 3; s++) {
+        assert_members(&packed, s, members[s]);
+        assert_int_equal(packed.targets[s], 2 * (s + 1));
+    }
+    assert_int_equal(packed_targets(&packed), 12);
+    packed_free(&packed);
+    packed = examples_pack(&e, 2, 4);  // a part of the examples
+    static const int part[] = {2, 3, -1};
+    assert_int_equal(packed.num_sequences, 1);
+    assert_members(&packed, 0, part);
+    packed_free(&packed);
     examples_free(&e);
 }
 
-// inputs, targets and ranges of a row, and what is left of it
-TEST(test_row) {
+// inputs, targets and ranges of a sequence, and what is left of it
+TEST(test_sequence) {
     Examples e = load("{\"prompt\":\"ab\",\"completion\":\"cd\"}\n{\"prompt\":\"x\",\"completion\":\"\"}\n", 8);
-    ExampleRows rows = example_rows_pack(&e, 0, 2);
+    PackedExamples packed = examples_pack(&e, 0, 2);
     int inputs[8], targets[8];
     Range ranges[8];
-    assert_int_equal(rows.num_rows, 1);
-    assert_int_equal(example_row_read(&rows, 0, inputs, targets, ranges, 16), 3);
+    assert_int_equal(packed.num_sequences, 1);
+    assert_int_equal(packed_read(&packed, 0, inputs, targets, ranges, 16), 3);
     static const int expected_inputs[] = {'a', 'b', 'c', 'd', 'x', 0, 0, 0};
     static const int expected_targets[] = {-1, 'c', 'd', '\n', '\n', -1, -1, -1};
     static const Range expected_ranges[] = {{16, 4}, {20, 1}, {21, 3}};
     assert_memory_equal(inputs, expected_inputs, sizeof inputs);
     assert_memory_equal(targets, expected_targets, sizeof targets);
     assert_memory_equal(ranges, expected_ranges, sizeof expected_ranges);
-    example_rows_free(&rows);
+    packed_free(&packed);
     examples_free(&e);
 }
 
@@ -144,35 +153,35 @@ static Examples many_examples(void) {
     return of_lengths(lengths, MANY, MANY_T);
 }
 
-// Each example is in one row, no row holds more than T tokens, and few tokens are left over.
+// Each example is in one sequence, no sequence holds more than T tokens, and few tokens are left over.
 TEST(test_packing_of_many) {
     Examples e = many_examples();
-    ExampleRows rows = example_rows_pack(&e, 0, MANY);
+    PackedExamples packed = examples_pack(&e, 0, MANY);
     int seen[MANY] = {0}, tokens = 0;
-    for (int row = 0; row < rows.num_rows; row++) {
+    for (int s = 0; s < packed.num_sequences; s++) {
         int length = 0;
-        for (int i = rows.first[row]; i < rows.first[row + 1]; i++) {
-            seen[rows.members[i]]++;
-            length += example_length(&e, rows.members[i]);
+        for (int i = packed.first[s]; i >= 0; i = packed.next[i]) {
+            seen[i]++;
+            length += example_length(&e, i);
         }
         assert_in_range(length, 1, MANY_T);
         tokens += length;
     }
     for (int i = 0; i < MANY; i++) { assert_int_equal(seen[i], 1); }
-    assert_true(tokens > 0.95 * MANY_T * rows.num_rows);
-    example_rows_free(&rows);
+    assert_true(tokens > 0.95 * MANY_T * packed.num_sequences);
+    packed_free(&packed);
     examples_free(&e);
 }
 
-// Over an epoch, the ranks' batches hold each row once; ranges are in order without a gap; the number of targets of an
-// update is the same for any number of ranks; another epoch has another order, and seeking finds each batch again.
+// Over an epoch, the ranks' batches hold each sequence once; ranges are in order without a gap; an update has the same
+// targets with any number of ranks; another epoch has another order, and seeking finds each batch again.
 TEST(test_loader) {
     enum { B = 3, RANKS = 2 };
     Examples e = many_examples();
-    ExampleRows rows = example_rows_pack(&e, 0, MANY);
-    int epoch = rows.num_rows, batches = epoch / (B * RANKS), targets = 0, first_inputs[2][B * MANY_T];
+    PackedExamples packed = examples_pack(&e, 0, MANY);
+    int epoch = packed.num_sequences, batches = epoch / (B * RANKS), targets = 0, first_inputs[2][B * MANY_T];
     DataLoader loader[RANKS];
-    for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &rows, B, false, 7, r, RANKS); }
+    for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &packed, B, false, 7, r, RANKS); }
     for (int i = 0; i < batches; i++) {
         uint64_t position = loader[0].position;
         int of_update = 0;
@@ -187,7 +196,6 @@ TEST(test_loader) {
             }
             assert_int_equal(end, B * MANY_T);
             for (int t = 0; t < B * MANY_T; t++) { count += loader[r].targets[t] >= 0; }
-            assert_int_equal(loader[r].num_targets, count);
             of_update += count;
         }
         if (i == 0) { memcpy(first_inputs[0], loader[0].inputs, sizeof first_inputs[0]); }
@@ -205,31 +213,30 @@ TEST(test_loader) {
     dataloader_next(&loader[0]);
     assert_memory_equal(first_inputs[0], loader[0].inputs, sizeof first_inputs[0]);
     for (int r = 0; r < RANKS; r++) { dataloader_close(&loader[r]); }
-    example_rows_free(&rows);
+    packed_free(&packed);
     examples_free(&e);
 }
 
-// A loader for validation gives each row once, then rows without targets.
+// A loader for validation gives each sequence once, then sequences without targets.
 TEST(test_one_epoch) {
     enum { B = 7 };
     Examples e = many_examples();
-    ExampleRows rows = example_rows_pack(&e, 0, MANY);
-    assert_true(rows.num_rows % B != 0);
+    PackedExamples packed = examples_pack(&e, 0, MANY);
+    assert_true(packed.num_sequences % B != 0);
     DataLoader l;
-    dataloader_open_examples(&l, &rows, B, true, 0, 0, 1);
+    dataloader_open_examples(&l, &packed, B, true, 0, 0, 1);
     int batches = (int)dataloader_batches(&l), targets = 0;
-    assert_int_equal(batches, (rows.num_rows + B - 1) / B);
+    assert_int_equal(batches, (packed.num_sequences + B - 1) / B);
     for (int i = 0; i < batches; i++) {
         dataloader_next(&l);
-        targets += l.num_targets;
+        for (int n = 0; n < B * MANY_T; n++) { targets += l.targets[n] >= 0; }
     }
     assert_int_equal(targets, 2 * MANY);
     dataloader_next(&l);
-    assert_int_equal(l.num_targets, 0);
     assert_int_equal(l.packed.count, B);
     for (int n = 0; n < B * MANY_T; n++) { assert_true(l.inputs[n] == 0 && l.targets[n] == -1); }
     dataloader_close(&l);
-    example_rows_free(&rows);
+    packed_free(&packed);
     examples_free(&e);
 }
 
@@ -286,21 +293,6 @@ TEST(test_bad_lines) {
         assert_int_equal(e.count, 1);
         examples_free(&e);
     }
-}
-
-TEST(test_chat_format) {
-    const char *const expected[][2] = {
-        {"System: a\nb\n", "System: a b\n"}, {"User: a\nb\n", "User: a b\n"}, {" a\nb", " a b"}};
-    const char *const roles[] = {"system", "user", "assistant"};
-    for (int role = 0; role < 3; role++) {
-        for (int one_line = 0; one_line < 2; one_line++) {
-            char *text = chat_turn_text(roles[role], "a\nb", one_line);
-            assert_string_equal(text, expected[role][one_line]);
-            free(text);
-        }
-    }
-    assert_null(chat_turn_text("User", "a", false));
-    assert_null(chat_turn_text("tool", "a", false));
 }
 
 int main(void) { return run_all_tests("examples"); }

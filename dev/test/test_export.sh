@@ -2,19 +2,12 @@
 # --export: each key and tensor of the files, types, tokenizers, bad input and a full disk. With the Python packages
 # gguf and llama-cpp-python, also gguf's reading, and llama.cpp's tokens, greedy text and losses, for byte models,
 # models of GPT-2's vocabulary and of a vocabulary of --train-bpe.
-#   PYTHON=build/py/bin/python3 dev/test/test_export.sh
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-root=$(realpath "$(dirname "$0")/../..")
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
-python=${PYTHON:-$root/build/py/bin/python3}
+in_scratch
+export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+err=$out
 weights=$("$trainer" --version | sed 's/.*: weights \([A-Z0-9]*\),.*/\1/')
 model_files=$root/dev/oracle/model_files.py
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
-in_scratch
-err=$out
 
 no_leftovers() { find . -name '*.part' | sed 's/^/left behind: /'; }
 has_package() { "$python" -c "import $1" 2>/dev/null; }
@@ -46,7 +39,7 @@ trained_on() {
         "$trainer" -i "$2/text_train_*.bin" -j "$2/text_train_*.bin" "${train[@]}" -x 60 -n 60 -o "$2/run" >"$out" 2>&1
     [ -d "$2/run/step_00000060" ] || echo "no checkpoint of $2"
 }
-gpt2_merges=$root/dev/test/golden/gpt2_2500.bpe
+gpt2_merges=$merges
 [ ! -f "$root/../shared/data/vocab.bpe" ] || gpt2_merges=$root/../shared/data/vocab.bpe
 mkdir learned gpt2
 report "models of two vocabularies are trained" "$(
@@ -76,20 +69,18 @@ report "bad input" "$(
         says "$out" "$1"
     }
     cp text.txt text_before.txt
-    refuses "give both" -e bytes
-    refuses "give both" -o x.gguf
+    refuses "--export needs --output, -o: add it" -e bytes
+    refuses "--export needs --model, -e: add it" -o x.gguf
     refuses "only describes a shape" -e d12 -o x.gguf
     refuses "-o text.txt exists and is no GGUF file" -e bytes -o text.txt
     refuses "-o bytes exists and is no GGUF file" -e bytes -o bytes
     refuses "could not be written: No such file or directory" -e bytes -o absent/x.gguf
     mkdir bare && cp learned/run/step_00000060/{model.safetensors,config.json} bare
-    refuses "a model of 300 tokens needs one: give the merges.txt or tokenizer.json" -e bare -o x.gguf
+    refuses "a model of 300 tokens needs a tokenizer; give the merges.txt or tokenizer.json" -e bare -o x.gguf
     refuses "has 300 tokens and the model 256" -e bytes -o x.gguf --tokenizer learned/merges.txt
     refuses "found 2: start it without mpirun" -e bytes -o x.gguf -pn 2 -pi fs -pf .
     run 2 --export pth -e bytes -o x.gguf
     says "$out" "gguf"
-    run 2 --export gguf -e bytes -o x.gguf --type q8_0
-    says "$out" "--type; --export keeps the type of the weights; llama.cpp's llama-quantize changes it"
     [ ! -e x.gguf ] || echo "x.gguf was written"
     cmp text.txt text_before.txt 2>&1
     no_leftovers
@@ -110,43 +101,6 @@ report "llm.c's file has the bytes of an independent writer: BF16, else F32" "$(
     run 2 --export llmc -e bytes -o absent/x.bin
     says "$out" "-o absent/x.bin could not be written: No such file or directory"
     no_leftovers
-)"
-report "the memory does not grow with the model" "$(
-    # model_of_zeros FOLDER CHANNELS: a model of zeros, a file without blocks on the disk
-    model_of_zeros() {
-        mkdir "$1" && python3 - "$@" <<'END'
-import json, os, struct, sys
-folder, C, L = sys.argv[1], int(sys.argv[2]), 1
-shapes = {"wte.weight": [256, C], "wpe.weight": [128, C], "ln_f.weight": [C], "ln_f.bias": [C]}
-for name, shape in {"ln_1": [C], "ln_2": [C], "attn.c_attn": [C, 3 * C], "attn.c_proj": [C, C],
-                    "mlp.c_fc": [C, 4 * C], "mlp.c_proj": [4 * C, C]}.items():
-    shapes.update({f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[-1:]})
-header, end = {}, 0
-for name, shape in shapes.items():
-    begin, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-    header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-text = json.dumps(header).encode()
-with open(folder + "/model.safetensors", "wb") as file:
-    file.write(struct.pack("<Q", len(text)) + text)
-    file.truncate(8 + len(text) + end)
-with open(folder + "/config.json", "w") as file:
-    json.dump({"n_layer": L, "n_head": C // 32, "n_embd": C, "n_positions": 128, "vocab_size": 256}, file)
-END
-    }
-    # most_memory COMMAND...: KiB
-    most_memory() {
-        python3 -c 'import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)' "$@"
-    }
-    model_of_zeros small_zeros 64
-    model_of_zeros large_zeros 1536 # its largest tensor has 37.7 MB
-    for format in gguf llmc; do
-        small=$(most_memory "$trainer" --export $format -e small_zeros -o zeros.$format)
-        large=$(most_memory "$trainer" --export $format -e large_zeros -o zeros.$format)
-        [ "${large:-999999}" -lt $((small + 12000)) ] || echo "$format: $small KiB, and $large for the larger model"
-        rm -f zeros.$format
-    done
 )"
 report "a full disk leaves no file, and an old file as it is" "$(
     for format in gguf llmc; do

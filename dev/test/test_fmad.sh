@@ -2,9 +2,7 @@
 # Do compilers form FMAs in kernels whose bits are promised?   dev/test/test_fmad.sh
 # fmaf(a, b, c) is rounded once; a * b + c twice, or once where nvcc's front end or ptxas makes an FMA of it. In both
 # precisions, with and without -fmad: FMAs in PTX for sm_90, machine code for sm_80 and sm_90. Needs nvcc; 2 minutes.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 command -v nvcc ptxas >/dev/null || { skip nvcc && exit; }
 ptx=$PWD/build/ptx scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
 # The first pattern that fits counts. none: neither may form an FMA. nvcc: nvcc may, ptxas must not. any: both may.
@@ -13,14 +11,14 @@ rules() {
 adamw_kernel                            none  the CPU's bits: adamw.h, moments.h
 muon_(momentum|weights)_kernel          none  the CPU's bits: muon.h
 layernorm_kernel                        none  the same rows of any width, recomputed
-gelu_forward_kernel                     none  as in the epilogues of matmuls
-matmul_(epilogue|plain)_kernel          nvcc  the same GELU and slope
+activation_forward_kernel               none  as in the epilogues of matmuls
+matmul_(epilogue|plain)_kernel          nvcc  the same activation and slope
 (gradient|norm)_[a-z]+_kernel           none  the same on every GPU
 (residual|embedding)_forward_kernel     none  recomputed
 attention_(forward|decode)_kernel       nvcc  recomputed; a text in one call or several
 classifier_                             any   one source: test_ops compares held rows with others on a GPU
 (attention_d|layernorm_|embedding_)     any   no other kernel has these sums
-(loss_|matmul_|muon_|early_launch_)     any   no other kernel has these bits
+(loss_|matmul_|muon_|pdl_trial_)     any   no other kernel has these bits
 END
 }
 fmas() { # "count kernel". A product by 2 or 0.5 is exact, so that an FMA has the same bits

@@ -2,9 +2,7 @@
 # The seeds of fuzzing, the inputs of mended findings, and 600 damaged copies of them, through each target under
 # AddressSanitizer and UBSan. clang is not needed.
 #   REPLAY=build/sanitize/replay dev/test/test_fuzz.sh
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 replay=${REPLAY:-build/sanitize/replay}
 folder=$(mktemp -d)

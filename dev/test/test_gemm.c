@@ -13,7 +13,7 @@ enum { LARGEST = (GEMM_AREA_N + GEMM_COLS) * (GEMM_K + 5), MAX_THREADS = 5 };
 typedef struct {
     size_t n, bytes;  // bytes of the block
     real *a, *b, *c;
-    floatX *bias, *residual, *gelu_pre, *gelu;
+    floatX *bias, *residual, *pre, *activated;
     bf16 *a_bf16, *b_bf16, *c_bf16;
 } Arrays;
 
@@ -41,8 +41,8 @@ static Arrays *arrays_make(void) {
         arrays->c_bf16[i] = float_to_bf16((float)arrays->c[i]);
         arrays->bias[i] = to_floatX((real)rng_normal(7, 4, i));
         arrays->residual[i] = to_floatX((real)rng_normal(7, 5, i));
-        arrays->gelu_pre[i] = to_floatX((real)rng_normal(7, 6, i));
-        arrays->gelu[i] = to_floatX(0);
+        arrays->pre[i] = to_floatX((real)rng_normal(7, 6, i));
+        arrays->activated[i] = to_floatX(0);
     }
     return arrays;
 }
@@ -52,7 +52,7 @@ static Arrays *arrays_copy(const Arrays *from, size_t n) {
     Arrays *to = arrays_of(n);
     real *const reals[][2] = {{to->a, from->a}, {to->b, from->b}, {to->c, from->c}};
     floatX *const halves[][2] = {
-        {to->bias, from->bias}, {to->residual, from->residual}, {to->gelu_pre, from->gelu_pre}, {to->gelu, from->gelu}};
+        {to->bias, from->bias}, {to->residual, from->residual}, {to->pre, from->pre}, {to->activated, from->activated}};
     bf16 *const rounded[][2] = {{to->a_bf16, from->a_bf16}, {to->b_bf16, from->b_bf16}, {to->c_bf16, from->c_bf16}};
     for (size_t i = 0; i < 3; i++) { memcpy(reals[i][0], reals[i][1], n * sizeof(real)); }
     for (size_t i = 0; i < 4; i++) { memcpy(halves[i][0], halves[i][1], n * sizeof(floatX)); }
@@ -93,8 +93,8 @@ enum {
     WITH_BIAS = 4,
     WITH_RESIDUAL = 8,
     ACCUMULATES = 16,
-    WITH_GELU = 32,
-    GELU_BACKWARD = 64,
+    WITH_ACTIVATION = 32,
+    WITH_SLOPE = 64,
     BF16_OPERANDS = 128,  // A and B
     BF16_C = 256,
     BF16_INPUTS = 512,
@@ -102,9 +102,9 @@ enum {
 };
 
 static bool kernel_exists(int kind) {
-    bool takes_gelu = kind & (WITH_GELU | GELU_BACKWARD),
+    bool takes_activation = kind & (WITH_ACTIVATION | WITH_SLOPE),
          c_is_floatX = DT_FLOATX == (kind & BF16_C ? DT_BF16 : DT_REAL);
-    return !(takes_gelu && !c_is_floatX) && !(kind & ACCUMULATES && kind & (WITH_BIAS | WITH_RESIDUAL)) &&
+    return !(takes_activation && !c_is_floatX) && !(kind & ACCUMULATES && kind & (WITH_BIAS | WITH_RESIDUAL)) &&
            (GEMM_HAS_BF16 || !(kind & BF16_INPUTS));
 }
 
@@ -120,8 +120,9 @@ static Matmul gemm_of(Arrays *arrays, Sizes s, int kind) {
     p.c = kind & BF16_C ? matrix(arrays->c_bf16, DT_BF16, s.N, 1) : matrix(arrays->c, DT_REAL, s.N, 1);
     p.bias = kind & WITH_BIAS ? arrays->bias : NULL;
     p.residual = kind & WITH_RESIDUAL ? arrays->residual : NULL;
-    p.gelu = kind & WITH_GELU ? arrays->gelu : NULL;
-    p.gelu_pre = kind & GELU_BACKWARD ? arrays->gelu_pre : NULL;
+    p.function = GELU;
+    p.activated = kind & WITH_ACTIVATION ? arrays->activated : NULL;
+    p.pre = kind & WITH_SLOPE ? arrays->pre : NULL;
     p.accumulate = kind & ACCUMULATES;
     p.bf16_inputs = kind & BF16_INPUTS;
     p.M = s.M;
@@ -148,7 +149,7 @@ static void run_plain(const Matmul *p) {
             real sum = 0;
             for (size_t k = 0; k < p->K; k++) { sum += input(p, p->a, i, k) * input(p, p->b, k, j); }
             gemm_store(p, &sum, i, j, 1);
-            gemm_gelu(p, i, j, 1);
+            gemm_activation(p, i, j, 1);
         }
     }
 }
@@ -157,7 +158,7 @@ static void run_plain(const Matmul *p) {
 // A bf16 result is rounded once more, and may fall on either side of a tie.
 static void assert_close(real got, real wanted, Sizes s, int kind, int threads, size_t i) {
     double room = 2e-7 * (double)(s.K + 8) + (kind & BF16_C ? fabs((double)wanted) / 128 : 0);
-    double allowed = i < s.M * s.N ? (kind & GELU_BACKWARD ? 2 : 1) * room + 1e-6 : 0;
+    double allowed = i < s.M * s.N ? (kind & WITH_SLOPE ? 2 : 1) * room + 1e-6 : 0;
     if (!(fabs((double)(got - wanted)) <= allowed)) {
         fail_msg("M %zu N %zu K %zu, kind %d, %d threads: element %zu is %g, expected %g", s.M, s.N, s.K, kind, threads,
                  i, (double)got, (double)wanted);
@@ -191,7 +192,7 @@ static void check_kind(const Arrays *from, Sizes s, int kind) {
     run_plain(&plain);
     for (size_t i = 0; i < s.M * s.N + 100 && i < start->n; i++) {
         assert_close(result(one, kind, i), result(wanted, kind, i), s, kind, 1, i);
-        assert_close(to_real(one->gelu[i]), to_real(wanted->gelu[i]), s, kind, 1, i);
+        assert_close(to_real(one->activated[i]), to_real(wanted->activated[i]), s, kind, 1, i);
     }
     for (int threads = 2; threads <= MAX_THREADS; threads++) {
         Matmul q = gemm_of(many, s, kind);
@@ -219,8 +220,8 @@ TEST(test_every_size) {
                                 B_TRANSPOSED | WITH_BIAS | WITH_RESIDUAL,
                                 A_TRANSPOSED | ACCUMULATES,
                                 A_TRANSPOSED | ACCUMULATES | BF16_C,
-                                B_TRANSPOSED | WITH_BIAS | WITH_GELU,
-                                GELU_BACKWARD,
+                                B_TRANSPOSED | WITH_BIAS | WITH_ACTIVATION,
+                                WITH_SLOPE,
                                 BF16_OPERANDS | BF16_C | WITH_BIAS,
                                 BF16_INPUTS,
                                 BF16_INPUTS | A_TRANSPOSED,

@@ -5,8 +5,8 @@ end of a text, samples, and prompts from files.
 #include "testing.h"
 #include "llmc/common/hash.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/generate.h"
-#include <fcntl.h>
 
 enum { MOST_POSITIONS = 512 };
 static const char *const MERGES = "dev/test/golden/gpt2_2500.bpe";
@@ -41,8 +41,7 @@ static void fake_prefill(void *model, const int *tokens, int from, int n, float 
 }
 
 static FakeModel fake_model(int positions, int vocab_size, const int *script, int script_length) {
-    FakeModel m;
-    memset(&m, 0, sizeof m);
+    FakeModel m = {0};
     m.positions = positions;
     m.vocab_size = vocab_size;
     m.script = script;
@@ -64,21 +63,6 @@ static Generator generator(FakeModel *m, const Tokenizer *tokenizer, const Train
 
 // ---- what a function prints
 
-static int redirected(int descriptor, const char *path, int flags) {
-    fflush(NULL);
-    int saved = dup(descriptor), file = open(path, flags, 0666);
-    assert_true(file >= 0);
-    dup2(file, descriptor);
-    close(file);
-    return saved;
-}
-
-static void restore(int descriptor, int saved) {
-    fflush(NULL);
-    dup2(saved, descriptor);
-    close(saved);
-}
-
 // the content of a file, which the caller frees
 static char *content(const char *path) {
     char *text = read_text_file(path);
@@ -88,7 +72,7 @@ static char *content(const char *path) {
 
 static char *generated(const Generator *g, const int *prompt, size_t length, int count, int end, uint64_t stream) {
     const char *path = temp_path("generated");
-    int saved = redirected(STDOUT_FILENO, path, O_WRONLY | O_CREAT | O_TRUNC);
+    int saved = redirect(STDOUT_FILENO, path, NEW_FILE);
     generate(g, prompt, length, count, end, stream);
     restore(STDOUT_FILENO, saved);
     return content(path);
@@ -96,7 +80,7 @@ static char *generated(const Generator *g, const int *prompt, size_t length, int
 
 static char *sampled(const Generator *g, const int *prompt, size_t length) {
     const char *path = temp_path("sampled");
-    int saved = redirected(STDOUT_FILENO, path, O_WRONLY | O_CREAT | O_TRUNC);
+    int saved = redirect(STDOUT_FILENO, path, NEW_FILE);
     generate_samples(g, prompt, length, -1);
     restore(STDOUT_FILENO, saved);
     return content(path);
@@ -265,7 +249,7 @@ TEST(test_prompts) {
     assert_text(prompt_text(""), "");
     assert_text(prompt_text("@@name"), "@name");
     assert_text(prompt_text("@@"), "@");
-    int saved = redirected(STDIN_FILENO, write_file("stdin", "from stdin\n", 11), O_RDONLY);
+    int saved = redirect(STDIN_FILENO, write_file("stdin", "from stdin\n", 11), O_RDONLY);
     assert_text(prompt_text("@-"), "from stdin");
     restore(STDIN_FILENO, saved);
     snprintf(prompt, sizeof prompt, "@%s", write_file("nul", "a\0b", 3));

@@ -1,25 +1,17 @@
 #!/usr/bin/env bash
 # --generate on the command line, with models that were trained for it: the end of a text, samples, prompts from files,
 # and flags that do not fit.
-#   TRAINER=./train_gpt2 dev/test/test_generate.sh
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-trainer=$(realpath "${TRAINER:-./train_gpt2}") golden=$(realpath "$(dirname "$0")/golden")
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 in_scratch
+export OMP_NUM_THREADS=1
 input=input # stdin of every run
 : >input
 
 # ---- a model of 300 tokens that knows one text: tokens 65, 66 and 67, which are "b", "c" and "d", then end-of-text
 
-head -n 44 "$golden/gpt2_2500.bpe" >few.bpe # a comment line and 43 merges: 256 + 43 + 1 tokens
-{
-    printf '%b' '\x88\xd8\x34\x01\x01\x00\x00\x00\xd0\x07\x00\x00' # llm.c's header: magic, version 1, 2000 tokens
-    head -c 1012 /dev/zero
-    for _ in {1..500}; do printf '%b' '\x41\x00\x42\x00\x43\x00\x2b\x01'; done
-} >text.bin
+head -n 44 "$merges" >few.bpe # a comment line and 43 merges: 256 + 43 + 1 tokens
+# shellcheck disable=SC2046
+write_shard text.bin 20240520 2000 0 $(printf '65 66 67 299 %.0s' {1..500})
 run 0 -i text.bin -e l1h2c32 -b 4 -t 16 -x 60 -l 1e-2 -v 0 -s 0 -n 60 --tokenizer few.bpe -o merges
 report "a text ends at the end-of-text token, which is not printed" "$(
     run 0 --generate 40 -e merges --temperature 0 --prompt b
@@ -69,20 +61,13 @@ Ass' --temperature 0 && cp "$out" from_flag
 : >input
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
 printf '{"!":0,"a":1}' >vocab.json
-refused "a vocab.json as tokenizer" \
-    "vocab.json is a vocabulary without 'merges.txt' next to it" \
-    --generate 2 -e bare --prompt b --tokenizer vocab.json
-refused "--generate without weights" "--generate needs trained weights" --generate 2 -e l1h2c16
-refused "--generate without -e" "--generate need a trained model" --generate 2
-refused "a prompt without a tokenizer" "with --tokenizer" --generate 2 -e bare --prompt b
-refused "--samples without --generate" "--samples applies to --generate" -i turns --samples 2
-refused "--prompt @- without --generate" "--prompt @- reads the prompt of --generate from stdin" -i turns --prompt @-
-refused "a prompt that is missing" "--prompt @none: could not read 'none' as a text" \
-    --generate 5 -e bytes --prompt @none
-refused "a folder as prompt" "--prompt @.: could not read '.' as a text" --generate 5 -e bytes --prompt @.
-refused "--samples 0" "--samples takes a whole number from 1" --generate 5 -e bytes --samples 0
-refused "--top-p 1.1" "--top-p takes a number from 0 to 1" --generate 5 -e bytes --top-p 1.1
-refused "--chat" "unknown flag --chat; --generate N continues --prompt" --chat -e bytes
-refused "--past-end" "unknown flag --past-end; --generate N continues --prompt" --generate 5 -e bytes --past-end
-refused "--prompt-file" "unknown flag --prompt-file; --generate N continues --prompt TEXT or @FILE" --prompt-file prompt
+refusals <<'ROWS'
+vocab.json is a vocabulary without 'merges.txt' next to it | --generate 2 -e bare --prompt b --tokenizer vocab.json
+--generate needs trained weights | --generate 2 -e l1h2c16
+--generate needs --model, -e: add it | --generate 2
+with --tokenizer | --generate 2 -e bare --prompt b
+--prompt @- reads the prompt of --generate from stdin | -i turns --prompt @-
+--prompt @none: could not read 'none' as a text | --generate 5 -e bytes --prompt @none
+--prompt @.: could not read '.' as a text | --generate 5 -e bytes --prompt @.
+ROWS
 end_tests

@@ -2,9 +2,7 @@
 # scripts/gpu_check.sh: the verdict, with failing, hanging and missing rows, and the report that an interrupted command
 # leaves. Stubs replace the GPU's tools, nvcc, make, python and the programs.
 # shellcheck disable=SC2016,SC2034  # case_of evaluates its text
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -37,9 +35,9 @@ program "$folder/bin/nvidia-smi" <<'END'
 for word; do [[ $word != --query-gpu=* ]] || asked=${word#*=}; done
 case $asked in
 name) echo "Stub H200" ;;
-compute_cap) echo "${CAPABILITY:-9.0}" ;;
+compute_cap) echo 9.0 ;;
 driver_version) echo "${DRIVER:-1.2.3}" ;;
-memory.free | memory.total) echo "${MEMORY:-144000}" ;;
+memory.free | memory.total) echo 144000 ;;
 memory.used)
     echo 1000
     [[ $* != *--loop-ms* ]] || { echo 21480 && exec sleep 60; } # 20 GiB more while a program runs
@@ -55,7 +53,6 @@ esac
 END
 program "$folder/bin/true" <<<'exit 0'
 program "$folder/bin/c++" <<END
-[[ \${LACKS:-none} != cjson || \$* != *cjson* ]] || exit 1
 [[ \$* != *random_tokens* ]] || exec $compiler "\$@"
 END
 # builds all targets except BROKEN
@@ -80,7 +77,7 @@ echo "========= ERROR SUMMARY: 0 errors"
 END
 # of test_ops the row OFF_ROW is too far off, and the row CRASH_ROW crashes
 program "$folder/programs/test" <<'END'
-[[ $* != *--list* ]] || { printf '%s\n' attention_forward classifier gelu_forward && exit; }
+[[ $* != *--list* ]] || { printf '%s\n' attention_forward classifier activation_forward && exit; }
 [ "${*: -1}" != "${CRASH_ROW:-}" ] || exit 139
 [ "${*: -1}" != "${OFF_ROW:-}" ] || { echo "ERROR: out is off by 0.00512, at most 0.0039 is allowed" && exit 1; }
 echo "[  PASSED  ] 7 test(s)."
@@ -97,7 +94,7 @@ while [ $# -gt 0 ]; do
     --self-check)
         echo "attention_forward   CUDA cores  0.41"
         [ -z "${REPLACED:-}" ] || printf '%s\n' "    a faster kernel is off by 37.1 times the tolerance" "$note"
-        [ -z "${WRONG:-}" ] || { echo "gelu_forward  is off by 3.2 times, and has no other kernel" && exit 1; }
+        [ -z "${WRONG:-}" ] || { echo "activation_forward  is off by 3.2 times, and has no other kernel" && exit 1; }
         exit
         ;;
     --plan=json) plan=yes ;;
@@ -121,11 +118,8 @@ END
 # PyTorch's losses are OFF higher
 program "$folder/bin/python" <<'END'
 case $* in
-*'version("torch")'*) [ -n "${NO_TORCH:-}" ] || echo 9.9.0 ;;
-*train_torch.py*)
-    [[ -z ${TORCH_MEMORY:-} || $* != *1558M* ]] || exit 3
-    echo '{"median_ms": 125.0, "p10_ms": 124.0, "p90_ms": 126.0, "reserved_bytes": 42949672960}'
-    ;;
+*'version("torch")'*) echo 9.9.0 ;;
+*train_torch.py*) echo '{"median_ms": 125.0, "p10_ms": 124.0, "p90_ms": 126.0, "reserved_bytes": 42949672960}' ;;
 *converge.py*)
     while [ "$1" != --losses ]; do shift; done
     awk -v off="${OFF:-0}" 'BEGIN { for (i = 1; i <= 1000; i++) {
@@ -142,7 +136,6 @@ check() {
     [ $status -eq "$1" ] || { echo "exit status $status, expected $1" && tail -n 30 "$out"; }
 }
 has() { grep -qE -- "$1" "$out" || { echo "no line matches '$1':" && grep -E '^(no-)?go|^- |gpu_check' "$out"; }; }
-lacks() { ! grep -qE -- "$1" "$out" || echo "a line matches '$1'"; }
 go="go: the kernels, memcheck and the losses are right"
 # case NAME COMMAND: a case in a subshell, so that no setting outlives it; what it prints is its failure
 case_of() { report "$1" "$(eval "$2" 2>&1)"; }
@@ -152,7 +145,7 @@ case_of "first says go, and the report comes back" 'check 0 first; has "^$go\$";
     grep -qx "\*\*$go\*\*" "$OUT"/gpu_stub-h200_*_first.md || echo "no report in OUT"
     tar -tzf "$OUT/gpu_check_first.tgz" | grep self_check >/dev/null || echo "no logs in OUT"'
 case_of "speed has the tables of either program, the prediction and go" 'check 0 speed; has "^$go\$"
-    has "^\| 124M, B 64 \| 100.0 \(100.0 to 100.0\) \| 655360 \| 50.0 % \| 64.00 \| [0-9]+.00 \|"
+    has "^\| 124M, B 64 \| 100.0 \(100.0 to 100.0\) \| 655360 \| 50.0 % \| 64.00 \|"
     has "^\| 1558M, B 16 \|"; has "^\| PyTorch 1558M, B 16 \| 125.0 .* \| 131072 \| - \| 40.00 \|"
     has "floor 863K"; has "matmuls of 1558M: ok; fused: 20 of 26"; has "same bits twice: ok"'
 case_of "rest has the curves, every -r, fused GELU, --offload and the largest batch" 'check 0 rest; has "^$go\$"
@@ -163,10 +156,6 @@ case_of "speed needs a go of first for the same driver and sources" '
     DRIVER=9 check 1 speed; has "^no-go: kernels and memcheck: .* no go for these sources, GPU, driver, CUDA"
     cp "$here/llmc/ops.h" "$folder/ops.h"; echo "// changed" >>"$here/llmc/ops.h"; check 1 rest; has "^no-go: kernels"
     cp "$folder/ops.h" "$here/llmc/ops.h"; check 0 speed'
-case_of "without PyTorch the verdict is the same" 'NO_TORCH=1 check 0 speed; lacks PyTorch'
-case_of "PyTorch out of memory is no failure" 'TORCH_MEMORY=1 check 0 speed; has "PyTorch 1558M: .*out of memory"'
-case_of "a smaller GPU trains a smaller batch, and 1558M not in PyTorch" 'MEMORY=12000 check 0 speed
-    has "^\| 124M, B 8 \|"; has "PyTorch 1558M: skipped; .* needs a GPU of 70000 MiB"'
 case_of "losses further apart than 0.01 are a no-go" 'OFF=0.02 check 1 rest; has "^no-go: the curves FAILED"'
 case_of "different bits are a no-go" 'NOISE=1 check 1 speed; has "^no-go: same bits twice FAILED: exit status 1"'
 
@@ -189,8 +178,6 @@ case_of "memcheck out of time without a finding is a go that says so" '
 case_of "a kernel that the self-check has replaced is named, and its row of test_ops left out" '
     REPLACED=1 CRASH_ROW=attention_forward check 0 first
     has "^$go. Replaced by slower kernels: attention_forward \(CUDA cores\)"; has "test_ops: ok; 2 of 2 rows"'
-case_of "a failing PyTorch is no failure" 'FAILS=*train_torch check 0 first; has "PyTorch compiles: FAILED"'
-
 case_of "an interrupted command reports the rows so far, and ends its programs" '
     (cd "$here" && HANGS=build/cuda/test_simt exec scripts/gpu_check.sh first) >"$out" 2>&1 &
     until [ -s "$folder/hangs" ]; do sleep 0.1; done; kill -TERM $!; wait $!
@@ -200,12 +187,7 @@ case_of "an interrupted command reports the rows so far, and ends its programs" 
     ! kill -0 "$(cat "$folder/hangs")" 2>/dev/null || echo "the test still runs"'
 
 case_of "no GPU ends with exit status 2" 'NO_GPU=1 check 2 first; has "gpu_check: no GPU"'
-case_of "so does an older GPU" 'CAPABILITY=7.5 check 2 first; has "compute capability 8.0 is needed, .* 7.5 was found"'
-case_of "and missing cJSON" 'LACKS=cjson check 2 first; has "make or cJSON is missing: scripts/setup.sh gpu"'
 case_of "build without a GPU compiles, and ends with exit status 2" 'NO_GPU=1 check 2 build; has "nothing was run"
     grep -q "arch=compute_90.*build/cuda/bench_ops" "$folder/log" || echo "bench_ops was not built for sm_90"
     grep -q "timeout -k 5 7... make" "$folder/log" || echo "the compilers did not get the two hours of build"'
-case_of "an unknown command is named" 'check 2 fast; has "expected .first., .*, found .fast."'
-case_of "--help prints the commands" 'check 0 --help; has "^  rest     10 minutes"'
-
 end_tests

@@ -33,8 +33,7 @@ static void add_example(BinFile *file, int label, int context, const int endings
 // three examples; the longest row is 5 + 4 tokens
 static BinFile three_examples(void) {
     static const int one[4] = {1, 1, 1, 1}, mixed[4] = {3, 1, 2, 4};
-    BinFile file;
-    memset(&file, 0, sizeof file);
+    BinFile file = {0};
     file.header[0] = 20240522;
     file.header[1] = 1;
     add_example(&file, 3, 2, one);

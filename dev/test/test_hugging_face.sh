@@ -2,16 +2,9 @@
 # A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text
 # of transformers' pipeline, conversations, lm-eval. `scripts/setup.sh peers` installs torch, transformers and lm_eval;
 # without them their part is skipped.
-#   PYTHON=build/py/bin/python3 dev/test/test_hugging_face.sh
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-root=$(realpath "$(dirname "$0")/../..")
-trainer=$(realpath "${TRAINER:-./train_gpt2}") python=$(realpath -s "${PYTHON:-$root/build/py/bin/python3}")
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8
-export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error HF_HUB_DISABLE_PROGRESS_BARS=1
 in_scratch
+export LC_ALL=C.UTF-8 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error HF_HUB_DISABLE_PROGRESS_BARS=1
 err=$out
 
 # transformers reads the text "<|endoftext|>" as the token

@@ -4,9 +4,7 @@
 # the shared memory of its architecture, static and dynamic, besides the KB that CUDA reserves for each block.
 # test_ops makes the launches in the emulator with this shared memory; no kernel runs. Registers and static shared
 # memory are in the output of ptxas that dev/test/test_nvcc.sh saves. Needs nvcc; else it is skipped.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 bf16=build/emulated/test_ops_bf16 fp32=build/emulated/test_ops launches=$PWD/build/ptx/launches
 for needed in nvcc $bf16 $fp32; do command -v "$needed" >/dev/null || { skip "$needed" 2 && exit; }; done
 for said in build/nvcc/{BF16,FP32}; do

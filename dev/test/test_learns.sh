@@ -1,15 +1,8 @@
 #!/usr/bin/env bash
 # A small model learns a made task from conversations: to spell words backwards. --generate asks it for words that it
 # has not seen. Takes 40 seconds on two quiet cores.
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
-scratch=$(mktemp -d) out=$scratch/out
-trap 'rm -rf "$scratch"' EXIT
-cd "$scratch" || exit 1
+in_scratch
 
 # talks.jsonl: 20,000 conversations; questions and answers: 100 words that talks.jsonl has not, one a line
 python3 - <<'PYTHON'

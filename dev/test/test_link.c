@@ -1,129 +1,94 @@
 /*
 dev/bench/link.h: short timelines against times by hand. The link moves 1 GB a second, so a copy of n GB takes n seconds
-and COPY_START, which near() ignores.
+and COPY_START, which assert_takes() ignores.
 */
 #include "testing.h"
 #include "dev/bench/link.h"
 
+enum { MOST_CALLS = 12 };
+
+// a call: seconds of work, and GB over the link
 typedef struct {
-    Timeline timeline;
-    CopyWork copies;
-} Calls;
+    LinkEventKind kind;
+    int at;  // LINK_UP, LINK_DOWN: the stream; LINK_WAIT: the number of the copy, from 1
+    double seconds, gigabytes;
+} Call;
 
-static Calls calls;
+#define WORK(SECONDS)                                                                                                  \
+    { LINK_WORK, 0, SECONDS, 0 }
+#define READ(SECONDS, GIGABYTES)                                                                                       \
+    { LINK_READ, 0, SECONDS, GIGABYTES }
+#define UP(STREAM, GIGABYTES)                                                                                          \
+    { LINK_UP, STREAM, 0, GIGABYTES }
+#define DOWN(STREAM, GIGABYTES)                                                                                        \
+    { LINK_DOWN, STREAM, 0, GIGABYTES }
+#define WAIT(COPY)                                                                                                     \
+    { LINK_WAIT, COPY, 0, 0 }
 
-static int setup(void **state) {
-    (void)state;
-    free(calls.timeline.events);
-    memset(&calls, 0, sizeof calls);
-    return 0;
+static const struct {
+    const char *what;
+    double seconds;
+    int count;
+    Call calls[MOST_CALLS];
+} cases[] = {
+    {"a copy runs beside work", 4, 4, {WORK(1), UP(0, 2), WORK(3), WAIT(1)}},
+    {"a copy runs after the work before it", 10, 5, {WORK(4), UP(0, 5), WORK(3), WAIT(1), WORK(1)}},
+    {"nobody waits for a copy", 1, 2, {UP(0, 5), WORK(1)}},
+    {"a wait is for one copy", 1, 3, {UP(0, 1), UP(1, 3), WAIT(1)}},
+    {"a later wait for an earlier copy", 4, 5, {UP(0, 1), UP(1, 3), WAIT(1), WAIT(2), WAIT(1)}},
+    {"copies of a stream run in order", 4, 3, {DOWN(0, 2), UP(0, 2), WAIT(2)}},
+    {"directions run beside each other", 2, 4, {DOWN(0, 2), UP(1, 2), WAIT(2), WAIT(1)}},
+    {"one upload at a time", 4, 3, {UP(0, 2), UP(1, 2), WAIT(2)}},
+    {"one download at a time", 4, 3, {DOWN(0, 2), DOWN(1, 2), WAIT(2)}},
+    {"an operation reads host memory", 3.5, 2, {UP(0, 2), READ(0.5, 1)}},
+    {"a copy runs after the read", 4.5, 4, {UP(0, 2), READ(0.5, 1), UP(1, 1), WAIT(2)}},
+    // AdamW in three pieces through two slots: uploads follow one another, and the last download is left
+    {"pieces through two slots",
+     4,
+     11,
+     {UP(0, 1), UP(1, 1), WAIT(1), DOWN(0, 1), UP(0, 1), WAIT(2), DOWN(1, 1), WAIT(4), DOWN(0, 1), WAIT(6), WAIT(5)}},
+};
+
+static void add_call(Timeline *t, const Call *c, CopyWork *copies) {
+    bool copy = c->kind == LINK_UP || c->kind == LINK_DOWN;
+    int at = c->kind == LINK_WAIT ? timeline_find(t, (CopyWork)c->at) : c->at;
+    timeline_add(t, c->kind, at, 1e9 * c->gigabytes, copy ? ++*copies : 0);
+    for (int level = 0; level < LEVELS; level++) { t->events[t->count - 1].seconds[level] = c->seconds; }
 }
 
-static void work(double seconds) {
-    timeline_add(&calls.timeline, LINK_WORK, 0, 0, 0);
-    for (int level = 0; level < LEVELS; level++) {
-        calls.timeline.events[calls.timeline.count - 1].seconds[level] = seconds;
-    }
-}
-
-static void read_host(double seconds, double gigabytes) {
-    work(seconds);
-    calls.timeline.events[calls.timeline.count - 1].kind = LINK_READ;
-    calls.timeline.events[calls.timeline.count - 1].bytes = 1e9 * gigabytes;
-}
-
-static CopyWork copy(LinkEventKind kind, int stream, double gigabytes) {
-    timeline_add(&calls.timeline, kind, stream, 1e9 * gigabytes, ++calls.copies);
-    return calls.copies;
-}
-
-static void wait_for(CopyWork copied) {
-    timeline_add(&calls.timeline, LINK_WAIT, timeline_find(&calls.timeline, copied), 0, 0);
-}
-
-static void near(double seconds) {
+static void assert_takes(const char *what, const Timeline *t, double seconds) {
     const Link link = {"1 GB/s", {1e9, 1e9, 1e9}};
-    double found = timeline_seconds(&calls.timeline, &link, EXPECTED);
-    if (fabs(found - seconds) > 1e-3) { fail_msg("found %.6f seconds, expected %.3f", found, seconds); }
+    double found = timeline_seconds(t, &link, EXPECTED);
+    if (fabs(found - seconds) > 1e-3) { fail_msg("%s: found %.6f seconds, expected %.3f", what, found, seconds); }
 }
 
-TEST(test_a_copy_runs_beside_work) {
-    work(1);
-    CopyWork up = copy(LINK_UP, 0, 2);
-    work(3);
-    wait_for(up);
-    near(4);
-    up = copy(LINK_UP, 0, 5);  // after the work before it
-    work(3);
-    wait_for(up);
-    work(1);
-    near(10);
-}
-
-TEST(test_nobody_waits_for_a_copy) {
-    copy(LINK_UP, 0, 5);
-    work(1);
-    near(1);
-}
-
-TEST(test_a_wait_is_for_one_copy) {
-    CopyWork first = copy(LINK_UP, 0, 1), second = copy(LINK_UP, 1, 3);
-    wait_for(first);
-    near(1);
-    wait_for(second);
-    wait_for(first);
-    near(4);
-}
-
-TEST(test_copies_of_a_stream_run_in_order) {
-    copy(LINK_DOWN, 0, 2);
-    wait_for(copy(LINK_UP, 0, 2));
-    near(4);
-}
-
-TEST(test_directions_run_beside_each_other) {
-    CopyWork down = copy(LINK_DOWN, 0, 2);
-    wait_for(copy(LINK_UP, 1, 2));
-    wait_for(down);
-    near(2);
-}
-
-TEST(test_a_direction_takes_one_copy_at_a_time) {
-    for (LinkEventKind kind = LINK_UP; kind <= LINK_DOWN; kind = (LinkEventKind)(kind + 1)) {
-        setup(NULL);
-        copy(kind, 0, 2);
-        wait_for(copy(kind, 1, 2));
-        near(4);
+TEST(test_timelines) {
+    for (size_t i = 0; i < LEN(cases); i++) {
+        Timeline t = {NULL, 0, 0};
+        CopyWork copies = 0;
+        double up = 0, down = 0;
+        for (int k = 0; k < cases[i].count; k++) {
+            const Call *c = &cases[i].calls[k];
+            add_call(&t, c, &copies);
+            up += c->kind == LINK_UP || c->kind == LINK_READ ? 1e9 * c->gigabytes : 0;
+            down += c->kind == LINK_DOWN ? 1e9 * c->gigabytes : 0;
+        }
+        assert_takes(cases[i].what, &t, cases[i].seconds);
+        assert_true(timeline_bytes(&t, true) == up && timeline_bytes(&t, false) == down);
+        free(t.events);
     }
-}
-
-TEST(test_an_operation_reads_host_memory) {
-    copy(LINK_UP, 0, 2);
-    read_host(0.5, 1);
-    near(3.5);
-    wait_for(copy(LINK_UP, 1, 1));  // after the read
-    near(4.5);
-}
-
-// AdamW in n pieces through two slots: uploads follow one another, and the last download is left
-TEST(test_pieces_through_two_slots) {
-    enum { PIECES = 5 };
-    CopyWork copies[2] = {copy(LINK_UP, 0, 1), 0};
-    for (int i = 0; i < PIECES; i++) {
-        if (i + 1 < PIECES) { copies[(i + 1) % 2] = copy(LINK_UP, (i + 1) % 2, 1); }
-        wait_for(copies[i % 2]);
-        copies[i % 2] = copy(LINK_DOWN, i % 2, 1);
-    }
-    wait_for(copies[0]);
-    wait_for(copies[1]);
-    near(PIECES + 1);
-    assert_true(timeline_bytes(&calls.timeline, true) == 1e9 * PIECES);
-    assert_true(timeline_bytes(&calls.timeline, false) == 1e9 * PIECES);
 }
 
 TEST(test_a_copy_takes_time_to_begin) {
-    for (int i = 0; i < 100000; i++) { wait_for(copy(LINK_UP, 0, 0)); }
-    near(100000 * COPY_START[EXPECTED]);
+    Timeline t = {NULL, 0, 0};
+    CopyWork copies = 0;
+    for (int i = 1; i <= 100000; i++) {
+        const Call copy = UP(0, 0), wait = WAIT(i);
+        add_call(&t, &copy, &copies);
+        add_call(&t, &wait, &copies);
+    }
+    assert_takes("copies of no bytes", &t, 100000 * COPY_START[EXPECTED]);
+    free(t.events);
 }
 
 TEST(test_links_of_pcie) {
@@ -140,10 +105,4 @@ TEST(test_links_of_pcie) {
     assert_true(fabs(links[3].rate[EXPECTED] - 24.6e9) < 0.1e9);
 }
 
-int main(void) {
-    TestList *list = test_list();
-    for (int i = 0; i < list->count; i++) { list->tests[i].setup_func = setup; }
-    int failed = run_all_tests("link");
-    setup(NULL);
-    return failed;
-}
+int main(void) { return run_all_tests("link"); }

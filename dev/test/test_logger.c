@@ -4,24 +4,18 @@ line is lost, and the file never holds half a line.
 */
 #include "testing.h"
 #include "llmc/run/logger.h"
-#include <fcntl.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *skipped) {
-    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 0, 4321, 0, skipped, ""};
+    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 0, 4321, 0, skipped, "", 0};
     return r;
 }
 
 // runs FUNCTION with stdout redirected to a file; returns the path
 static const char *stdout_of(void (*function)(void)) {
     const char *path = temp_path("stdout.txt");
-    fflush(stdout);
-    int kept = dup(1), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(fd, 1);
+    int kept = redirect(STDOUT_FILENO, path, NEW_FILE);
     function();
-    fflush(stdout);
-    dup2(kept, 1);
-    close(fd);
-    close(kept);
+    restore(STDOUT_FILENO, kept);
     return path;
 }
 
@@ -46,53 +40,31 @@ TEST(test_the_line_of_a_step) {
                         "43.2% MFU | 1:12:01 left\n");
 }
 
-TEST(test_time_left) {
-    static const struct {
-        double seconds;
-        const char *text;
-    } expected[] = {{0, "0:00 left"},         {59.9, "0:59 left"},      {545, "9:05 left"},
-                    {3599.9, "59:59 left"},   {3600, "1:00:00 left"},   {3661, "1:01:01 left"},
-                    {39838, "11:03:58 left"}, {86400, "24:00:00 left"}, {3599999, "999:59:59 left"}};
-    for (size_t i = 0; i < LEN(expected); i++) {
-        char text[64];
-        logger_left(text, sizeof text, expected[i].seconds);
-        assert_string_equal(text, expected[i].text);
+// The first step of several ranks says what a rank sends.
+static uint64_t sent;
+static void log_two_steps(void) {
+    Logger log = logger_open(NULL, 0, false, false);
+    for (int step = 1; step <= 2; step++) {
+        StepReport r = report_of(step, 2, "");
+        r.sent = sent;
+        logger_step(&log, r);
     }
-}
-
-// The time of all steps, from the first one; on a GPU, whose first step tunes matmuls, from the second.
-static StepReport timed;
-static void log_a_timed_step(void) {
-    Logger log = logger_open(NULL, timed.step - 1, false, false);
-    for (int i = 0; i < (timed.peak_rate > 0 ? 2 : 1); i++, timed.step++) { logger_step(&log, timed); }
     logger_close(&log);
 }
 
-TEST(test_how_long_all_steps_take) {
-    static const struct {
-        long long step, max_steps;
-        double ms, limit, peak_rate;
-        const char *line;
-    } cases[] = {
-        {1, 5000, 2000, INFINITY, 0, "\ntime      about 2.8 hours to the last step\n"},
-        {1, 5000, 2000, INFINITY, 1000, "\ntime      about 2.8 hours to the last step\n"},
-        {4001, 5000, 2000, INFINITY, 0, "\ntime      about 33 minutes to the last step\n"},
-        {1, 601, 1000, INFINITY, 0, "\ntime      about 10 minutes to the last step\n"},
-        {1, 599, 1000, INFINITY, 0, NULL},
-        {1, 5000, 2000, 9000, 0, NULL},
-    };
-    for (size_t i = 0; i < LEN(cases); i++) {
-        timed = report_of(cases[i].step, cases[i].max_steps, "");
-        timed.ms = cases[i].ms, timed.seconds_left = cases[i].limit, timed.peak_rate = cases[i].peak_rate;
-        const char *printed = read_file(stdout_of(log_a_timed_step), NULL);
-        assert_true(cases[i].line ? strstr(printed, cases[i].line) != NULL : !strstr(printed, "time "));
-    }
+TEST(test_sent_bytes) {
+    static const char line[] = "\nsent      1.50 MiB an update, from rank 0 to the others\n";
+    sent = 3 << 19;
+    const char *printed = read_file(stdout_of(log_two_steps), NULL), *found = strstr(printed, line);
+    assert_true(found && !strstr(found + strlen(line), "sent"));
+    sent = 0;
+    assert_null(strstr(read_file(stdout_of(log_two_steps), NULL), "sent"));
 }
 
 // ---- metrics.jsonl
 
 static StepReport quarter_second(long long step, double loss, double norm) {
-    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, 0, INFINITY, 0, "", ""};
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, 0, INFINITY, 0, "", "", 0};
     return r;
 }
 
@@ -122,7 +94,7 @@ TEST(test_metrics) {
     // the first step and the last; the second came too soon
     assert_string_equal(read_file(path, NULL),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
-                        "step 2 | validation loss 4.0625 (1,234,567 tokens) | bits per byte 1.5000\n"
+                        "step 2 | validation loss 4.0625 (1234567 tokens) | bits per byte 1.5000\n"
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
 }
 

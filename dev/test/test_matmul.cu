@@ -5,10 +5,8 @@ Costs are emulated: a test that wants one algorithm or epilogue to be the fastes
 */
 #include "testing.h"
 #include "llmc/matmul_cpu.h"
-#include "llmc/early_launches.cuh"
+#include "llmc/pdl.cuh"
 #include "llmc/common/rng.h"
-#include "../bench/recorded.h"
-#include <fcntl.h>
 #include <string>
 #include <vector>
 
@@ -103,32 +101,32 @@ static const double BF16_TOLERANCE = 0x1p-8, FLOATX_TOLERANCE = DT_FLOATX == DT_
 
 struct Results {
     DeviceArray<floatX> out, pre, dinp;
-    GradientArray dweight, dbias, dgelu_bias;
+    GradientArray dweight, dbias, dpre_bias;
     Results(size_t N, size_t C, size_t OC, size_t skip)
         : out(N * OC, skip), pre(N * OC, skip), dinp(N * C, skip), dweight(OC * C, skip), dbias(OC, skip),
-          dgelu_bias(C, skip) {}
+          dpre_bias(C, skip) {}
     // Outputs hold NaN before they are set, and numbers before they are added to.
     void reset(GradMode mode) {
         out.poison(), pre.poison(), dinp.poison();
         if (mode == GRAD_ADD) {
-            dweight.fill("dweight"), dbias.fill("dbias"), dgelu_bias.fill("dgelu_bias");
+            dweight.fill("dweight"), dbias.fill("dbias"), dpre_bias.fill("dpre_bias");
         } else {
-            dweight.poison(), dbias.poison(), dgelu_bias.poison();
+            dweight.poison(), dbias.poison(), dpre_bias.poison();
         }
     }
 };
 
 struct Layer {
     int N, C, OC;
-    DeviceArray<floatX> in, weight, bias, residual, dout, gelu_pre;
+    DeviceArray<floatX> in, weight, bias, residual, dout, pre;
     Results got, wanted;
     std::string title;
     explicit Layer(int N_, int C_, int OC_, size_t skip = 0)
         : N(N_), C(C_), OC(OC_), in((size_t)N * C, skip), weight((size_t)OC * C, skip), bias((size_t)OC, skip),
-          residual((size_t)N * OC, skip), dout((size_t)N * OC, skip), gelu_pre((size_t)N * C, skip),
+          residual((size_t)N * OC, skip), dout((size_t)N * OC, skip), pre((size_t)N * C, skip),
           got((size_t)N, (size_t)C, (size_t)OC, skip), wanted((size_t)N, (size_t)C, (size_t)OC, 0) {
         in.fill("in"), weight.fill("weight"), bias.fill("bias"), residual.fill("residual"), dout.fill("dout");
-        gelu_pre.fill("gelu_pre");
+        pre.fill("pre");
         title =
             std::to_string(N) + "x" + std::to_string(C) + "x" + std::to_string(OC) + " skip " + std::to_string(skip);
     }
@@ -142,17 +140,24 @@ static void check_forward(Gpu *gpu, Layer *l, int which) {
     const floatX *bias = which & 1 ? l->bias.at : NULL, *residual = which & 2 ? l->residual.at : NULL;
     Exec ex = {};
     l->got.reset(GRAD_SET);
-    cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, bias, residual, l->N, l->C, l->OC, gpu->ex());
-    cpu_matmul_forward(l->wanted.out.at, l->in.at, l->weight.at, bias, residual, l->N, l->C, l->OC, &ex);
+    cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, bias, residual, no_activation, l->N, l->C, l->OC,
+                        gpu->ex());
+    cpu_matmul_forward(l->wanted.out.at, l->in.at, l->weight.at, bias, residual, no_activation, l->N, l->C, l->OC, &ex);
     assert_close(case_title(*l, "forward", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
+}
+
+static void gelu_forward(Gpu *gpu, Layer *l, const Results &r, const floatX *bias) {
+    Activation gelu = {GELU, r.pre.at, no_gradient};
+    cuda_matmul_forward(r.out.at, l->in.at, l->weight.at, bias, NULL, gelu, l->N, l->C, l->OC, gpu->ex());
 }
 
 static void check_gelu_forward(Gpu *gpu, Layer *l, int which) {
     const floatX *bias = which & 1 ? l->bias.at : NULL;
+    Activation gelu = {GELU, l->wanted.pre.at, no_gradient};
     Exec ex = {};
     l->got.reset(GRAD_SET);
-    cuda_matmul_gelu_forward(l->got.out.at, l->got.pre.at, l->in.at, l->weight.at, bias, l->N, l->C, l->OC, gpu->ex());
-    cpu_matmul_gelu_forward(l->wanted.out.at, l->wanted.pre.at, l->in.at, l->weight.at, bias, l->N, l->C, l->OC, &ex);
+    gelu_forward(gpu, l, l->got, bias);
+    cpu_matmul_forward(l->wanted.out.at, l->in.at, l->weight.at, bias, NULL, gelu, l->N, l->C, l->OC, &ex);
     assert_close(case_title(*l, "gelu's input", which).c_str(), l->got.pre, l->wanted.pre, FLOATX_TOLERANCE);
     assert_close(case_title(*l, "gelu", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
 }
@@ -164,31 +169,32 @@ enum {
     WITH_DWEIGHT = 4,
     WITH_DBIAS = 8,
     WITH_GELU = 16,
-    WITH_DGELU_BIAS = 32,
+    WITH_PRE_BIAS = 32,
     ROUNDED = 64,
     IN_PLACE = 128,
-    TRAINING = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS | WITH_GELU | WITH_DGELU_BIAS
+    TRAINING = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS | WITH_GELU | WITH_PRE_BIAS
 };
 
 static void run_backward(Gpu *gpu, Layer *l, int which) {
     Results *r = &l->got;
     bool rounded = which & ROUNDED;
     if (which & IN_PLACE) { r->dinp.fill("in"); }
+    Gradient dpre_bias = r->dpre_bias.given(which & WITH_PRE_BIAS, rounded);
+    Activation gelu = {GELU, l->pre.at, dpre_bias};
     cuda_matmul_backward(
         which & WITH_DINP ? r->dinp.at : NULL, r->dweight.given(which & WITH_DWEIGHT, rounded),
-        r->dbias.given(which & WITH_DBIAS, rounded), r->dgelu_bias.given(which & WITH_DGELU_BIAS, rounded), l->dout.at,
-        which & IN_PLACE ? r->dinp.at : l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
-        which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
+        r->dbias.given(which & WITH_DBIAS, rounded), l->dout.at, which & IN_PLACE ? r->dinp.at : l->in.at, l->weight.at,
+        which & WITH_GELU ? gelu : no_activation, which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
 }
 
 // The reference gradients are fp32: bf16 gradients may differ by one rounding.
 static void run_reference_backward(Layer *l, int which) {
     Exec ex = {};
     Results *r = &l->wanted;
-    cpu_matmul_backward(r->dinp.at, r->dweight.given(true, false), r->dbias.given(true, false),
-                        r->dgelu_bias.given(which & WITH_GELU, false), l->dout.at, l->in.at, l->weight.at,
-                        which & WITH_GELU ? l->gelu_pre.at : NULL, which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC,
-                        &ex);
+    Activation gelu = {GELU, l->pre.at, r->dpre_bias.given(true, false)};
+    cpu_matmul_backward(r->dinp.at, r->dweight.given(true, false), r->dbias.given(true, false), l->dout.at, l->in.at,
+                        l->weight.at, which & WITH_GELU ? gelu : no_activation, which & ADD ? GRAD_ADD : GRAD_SET, l->N,
+                        l->C, l->OC, &ex);
 }
 
 // Asserts that an output which was not requested is unchanged.
@@ -233,15 +239,14 @@ static void check_backward(Gpu *gpu, Layer *l, int which) {
     }
     if (rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.wide, mode); }
     if (!rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.narrow, mode); }
-    if (which & WITH_DGELU_BIAS) {  // column sums of dinp, which is rounded first
-        assert_gradient_close(title + " dgelu_bias", l->got.dgelu_bias, l->wanted.dgelu_bias, rounded,
-                              FLOATX_TOLERANCE);
+    if (which & WITH_PRE_BIAS) {  // column sums of dinp, which is rounded first
+        assert_gradient_close(title + " dpre_bias", l->got.dpre_bias, l->wanted.dpre_bias, rounded, FLOATX_TOLERANCE);
     }
 }
 
 // a whole training step, then subsets, then in-place and bf16 variants
 static const int BACKWARD_CASES[] = {TRAINING,
-                                     TRAINING & ~WITH_DGELU_BIAS,
+                                     TRAINING & ~WITH_PRE_BIAS,
                                      WITH_DINP | WITH_DWEIGHT | WITH_DBIAS,
                                      WITH_DINP,
                                      WITH_DWEIGHT,
@@ -285,14 +290,9 @@ static std::string contents(const char *path) { return read_file(path, nullptr);
 // Runs `work` and returns the text that it writes to stderr.
 template <class Work> static std::string stderr_of(Work work) {
     const char *path = temp_path("stderr");
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    dup2(file, STDERR_FILENO);
-    close(file);
+    int saved = redirect(STDERR_FILENO, path, NEW_FILE);
     work();
-    fflush(stderr);
-    dup2(saved, STDERR_FILENO);
-    close(saved);
+    restore(STDERR_FILENO, saved);
     return contents(path);
 }
 
@@ -302,8 +302,9 @@ static bool contains(const std::string &text, const char *words) { return text.f
 
 static void run_layer(Gpu *gpu, Layer *l, int which) {
     Results *r = &l->got;
-    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
-    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
+    gelu_forward(gpu, l, *r, l->bias.at);
+    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, no_activation, l->N, l->C, l->OC,
+                        gpu->ex());
     run_backward(gpu, l, TRAINING | which);
 }
 
@@ -384,7 +385,7 @@ TEST(test_results) {
     }
 }
 
-// Without the epilogues in `bits`, which `missing` needs, the plans fuse the other parts of LT_BIAS and LT_DGELU.
+// Without the epilogues in `bits`, which `missing` needs, the plans fuse the other parts of LT_BIAS and LT_SLOPE.
 static void check_without(uint32_t bits, int missing, Layer *layer) {
     simt::lt_settings().epilogues_off = bits;
     simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
@@ -392,7 +393,7 @@ static void check_without(uint32_t bits, int missing, Layer *layer) {
     check_all(&gpu, layer);
     for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
         const LtAlgorithm *plan = &gpu.matmuls->algorithms[i];
-        int wanted = plan->key.parts, rest = lt_fusible(&plan->key) & (LT_BIAS | LT_DGELU) & ~missing;
+        int wanted = plan->key.parts, rest = lt_fusible(&plan->key) & (LT_BIAS | LT_SLOPE) & ~missing;
         if (plan->desc && (wanted & missing)) { assert_int_equal(plan->fused, rest); }
     }
 }
@@ -400,8 +401,8 @@ static void check_without(uint32_t bits, int missing, Layer *layer) {
 TEST(test_missing_epilogues) {
     Layer layer(48, 64, 96), odd(33, 67, 37), unaligned(33, 64, 72, 1);
     check_without(CUBLASLT_EPILOGUE_BIAS, LT_BIAS, &layer);
-    check_without(32, LT_GELU, &layer);
-    check_without(64, LT_DGELU | LT_SUM_D, &layer);
+    check_without(32, LT_ACTIVATION, &layer);
+    check_without(64, LT_SLOPE | LT_SUM_D, &layer);
     check_without(16, LT_SUM_D, &layer);
     check_without(CUBLASLT_EPILOGUE_BGRADB, LT_SUM_B, &layer);
     check_without(~1u, ~0, &layer);
@@ -412,12 +413,13 @@ TEST(test_missing_epilogues) {
 static void run_fused(Gpu *gpu, Layer *l) {
     Results *r = &l->got;
     simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
-    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
+    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, no_activation, l->N, l->C, l->OC,
+                        gpu->ex());
     if (DT_FLOATX == DT_BF16) {
         simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                               CUBLASLT_EPILOGUE_DGELU};
     }
-    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
+    gelu_forward(gpu, l, *r, l->bias.at);
     if (DT_FLOATX == DT_BF16) { simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT}; }
     run_backward(gpu, l, TRAINING);
     run_backward(gpu, l, ADD | WITH_DWEIGHT | WITH_DBIAS);
@@ -434,8 +436,8 @@ TEST(test_everything_is_fused) {
     uint64_t launches = simt::runtime().launches;
     run_fused(&gpu, &l);
     assert_int_equal(simt::runtime().launches - launches, DT_FLOATX == DT_BF16 ? 3 : 5);
-    const int gelu = DT_FLOATX == DT_BF16 ? LT_BIAS | LT_GELU : LT_BIAS;
-    const int dgelu = DT_FLOATX == DT_BF16 ? LT_DGELU : 0;
+    const int gelu = DT_FLOATX == DT_BF16 ? LT_BIAS | LT_ACTIVATION : LT_BIAS;
+    const int dgelu = DT_FLOATX == DT_BF16 ? LT_SLOPE : 0;
     const int parts[] = {LT_BIAS, gelu, LT_SUM_B, dgelu, LT_SUM_B};
     assert_int_equal(gpu.matmuls->num_algorithms, 5);
     for (int i = 0; i < 5; i++) { assert_int_equal(gpu.matmuls->algorithms[i].fused, parts[i]); }
@@ -479,7 +481,7 @@ TEST(test_precision_does_not_depend_on_time) {
             for (int n = 0; n < l.N; n++) { sum += value(l.got.dinp.at[n * l.C + c]); }
             sums.at[c] = (real)sum;
         }
-        assert_close("dgelu_bias", l.got.dgelu_bias.wide, sums, REAL_TOLERANCE);
+        assert_close("dpre_bias", l.got.dpre_bias.wide, sums, REAL_TOLERANCE);
     }
 }
 
@@ -510,7 +512,7 @@ static void check_rounded_once(int which) {
     assert_rounded("dweight", l.got.dweight, add ? &old.got.dweight.narrow : NULL, set.got.dweight);
     assert_rounded("dbias", l.got.dbias, add ? &old.got.dbias.narrow : NULL, set.got.dbias);
     if (simt::lt_settings().no_algorithms) {  // with cuBLASLt the sums may be of unrounded products
-        assert_rounded("dgelu_bias", l.got.dgelu_bias, add ? &old.got.dgelu_bias.narrow : NULL, set.got.dgelu_bias);
+        assert_rounded("dpre_bias", l.got.dpre_bias, add ? &old.got.dpre_bias.narrow : NULL, set.got.dpre_bias);
     }
 }
 
@@ -526,21 +528,18 @@ static double forward_error(bool tf32) {
     Gpu gpu(nullptr, tf32);
     Layer l(33, 128, 64);
     Exec ex = {};
-    cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, gpu.ex());
-    cpu_matmul_forward(l.wanted.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, &ex);
+    cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, no_activation, l.N, l.C, l.OC, gpu.ex());
+    cpu_matmul_forward(l.wanted.out.at, l.in.at, l.weight.at, NULL, NULL, no_activation, l.N, l.C, l.OC, &ex);
     std::vector<double> a(l.got.out.at, l.got.out.at + l.got.out.n), b(l.wanted.out.at, l.wanted.out.at + l.got.out.n);
     return relative_error(a.data(), b.data(), a.size());
 }
 
 TEST(test_tf32) {
     assert_true(forward_error(false) < REAL_TOLERANCE);
-    assert_true(forward_error(true) > 1e-5 && forward_error(true) < 1e-3);
-    // truncated factors are off by twice as much, and always towards zero
-    simt::settings().tf32_truncates = 0;
     double rounded = forward_error(true);
-    simt::settings().tf32_truncates = 1;
-    double truncated = forward_error(true);
-    assert_true(truncated > 1.5 * rounded && truncated < 3 * rounded);
+    assert_true(rounded > 1e-5 && rounded < 1e-3);
+    simt::settings().tf32_truncates = 1;  // SIMT_TF32: twice the error of an input
+    assert_true(forward_error(true) > 1.5 * rounded);
 }
 #endif
 
@@ -551,7 +550,7 @@ static std::string bits_of(const Layer &l) {
     std::string bits;
     auto append = [&](const auto &x) { bits.append((const char *)x.at, x.n * sizeof *x.at); };
     append(l.got.out), append(l.got.pre), append(l.got.dinp);
-    for (const GradientArray *g : {&l.got.dweight, &l.got.dbias, &l.got.dgelu_bias}) {
+    for (const GradientArray *g : {&l.got.dweight, &l.got.dbias, &l.got.dpre_bias}) {
         append(g->wide), append(g->narrow);
     }
     return bits;
@@ -561,20 +560,6 @@ static std::string run_and_get_bits(Gpu *gpu, Layer *l, int which) {
     l->got.reset(which & ADD ? GRAD_ADD : GRAD_SET);
     run_layer(gpu, l, which);
     return bits_of(*l);
-}
-
-// SIMT_PRODUCTS: other seeds give other orders of sums, and so other bits. The same seed gives the same bits.
-TEST(test_orders_of_sums) {
-    Layer l(48, 64, 96);
-    std::vector<std::string> seen;
-    for (int seed = 0; seed < 6; seed++) {
-        Gpu gpu;
-        simt::settings().product_orders = seed;
-        std::string bits = run_and_get_bits(&gpu, &l, 0);
-        assert_true(bits == run_and_get_bits(&gpu, &l, 0));
-        if (std::find(seen.begin(), seen.end(), bits) == seen.end()) { seen.push_back(bits); }
-    }
-    assert_true(seen.size() >= 3);
 }
 
 // A plan is made once per shape and alignment, and serves any pointers.
@@ -614,23 +599,6 @@ TEST(test_fastest_is_chosen) {
     }
 }
 
-// An algorithm whose first timed run is LT_HOPELESS times slower than the best is not timed again.
-TEST(test_slow_algorithms_are_dropped) {
-    for (int fast : {0, 1}) {
-        Gpu gpu;
-        Layer l(32, 64, 48);
-        set_fast(fast, 1);
-        int matmuls = simt::lt_counts().matmuls;
-        cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, gpu.ex());
-        // The first of the three candidates has no best time to be compared with. A candidate that is the fastest so
-        // far runs once more to be compared with the first choice. The first choice runs twice before, for the plain
-        // dot products and for its results. The GEMM itself comes last.
-        int whole = 1 + LT_REPEATS * LT_RUNS, dropped = 1 + LT_RUNS;
-        int timed = fast == 0 ? whole + 2 * dropped : 2 * whole + dropped, compared = fast == 0 ? 1 : 2;
-        assert_int_equal(simt::lt_counts().matmuls - matmuls, 2 + timed + compared + 1);
-    }
-}
-
 // Algorithm 1 is the faster one of two runs in a row, and the slower one where other operations run in between, as in
 // training.
 TEST(test_times_are_those_of_a_cold_cache) {
@@ -645,7 +613,8 @@ TEST(test_times_are_those_of_a_cold_cache) {
 static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
     int before = simt::lt_counts().matmuls;
     gpu->exec.skip_autotune = rare;
-    cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, l->bias.at, NULL, l->N, l->C, l->OC, gpu->ex());
+    cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, l->bias.at, NULL, no_activation, l->N, l->C, l->OC,
+                        gpu->ex());
     *matmuls = simt::lt_counts().matmuls - before;
     return gpu->matmuls->num_algorithms;
 }
@@ -683,7 +652,7 @@ TEST(test_skip_autotune) {
 TEST(test_slow_epilogues_are_not_fused) {
     const uint32_t slow[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD,
                              CUBLASLT_EPILOGUE_BGRADB};
-    const int parts[] = {LT_BIAS, LT_GELU | LT_BIAS, LT_DGELU | LT_SUM_D, LT_SUM_B};
+    const int parts[] = {LT_BIAS, LT_ACTIVATION | LT_BIAS, LT_SLOPE | LT_SUM_D, LT_SUM_B};
     for (int s = 0; s < 4; s++) {
         simt::lt_settings().slow_epilogues = {slow[s]};
         Gpu gpu;
@@ -692,20 +661,6 @@ TEST(test_slow_epilogues_are_not_fused) {
         for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
             assert_int_not_equal(gpu.matmuls->algorithms[i].fused, parts[s]);
         }
-    }
-}
-
-// The bias is fused if fusing costs less than our kernel for the bias, although the plain product alone is faster. The
-// bias is not fused if fusing costs more.
-TEST(test_unfused_kernel_is_timed) {
-    Layer layer(1024, 8, 512);
-    uint64_t kernel = simt::kernel_nanoseconds(layer.got.out.n / (size_t)Pack<floatX>::SIZE);
-    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_BIAS};
-    for (int slower : {0, 1}) {
-        simt::lt_settings().slowdown = slower ? 2 * kernel : kernel / 2;
-        Gpu gpu;
-        check_forward(&gpu, &layer, 1);
-        assert_int_equal(gpu.matmuls->algorithms[0].fused, slower ? 0 : LT_BIAS);
     }
 }
 
@@ -746,7 +701,7 @@ TEST(test_wrong_algorithms_are_not_used) {
     }
     const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
                                   CUBLASLT_EPILOGUE_DGELU};
-    const int fused[] = {LT_BIAS, LT_SUM_B, LT_BIAS | LT_GELU, LT_DGELU};
+    const int fused[] = {LT_BIAS, LT_SUM_B, LT_BIAS | LT_ACTIVATION, LT_SLOPE};
     for (int e = 0; e < 4; e++) {
         Gpu gpu;
         Layer l(48, 64, 96);
@@ -881,7 +836,10 @@ TEST(test_refusal_in_capture) {
         l.got.reset(GRAD_SET);
         run_captured(
             &gpu,
-            [&] { cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, l.N, l.C, l.OC, gpu.ex()); },
+            [&] {
+                cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, no_activation, l.N, l.C, l.OC,
+                                    gpu.ex());
+            },
             [&] {
                 assert_close("forward", l.got.out, l.wanted.out, FLOATX_TOLERANCE);
                 l.got.reset(GRAD_SET);
@@ -1075,13 +1033,6 @@ TEST(test_damaged_cache) {
     assert_int_equal(lines_of(contents(path)), 5);
 }
 
-TEST(test_unwritable_cache) {
-    int timed = 0;
-    std::string said = stderr_of([&] { run_with_cache(temp_path("no/such/folder"), 1, &timed); });
-    assert_int_equal(lines_of(said), 1);
-    assert_non_null(strstr(said.c_str(), "could not write"));
-}
-
 // ---- capture
 
 static void check_capture(int which) {
@@ -1111,94 +1062,47 @@ TEST(test_capture) {
     check_capture(ADD);
 }
 
-// ---- early launches
+// ---- PDL
 
-// whether the trial turns early launches on. fault: of the driver (SIMT_EARLY); NULL: none
-static bool early_launches_with(const char *fault) {
+// whether the trial turns PDL on. fault: of the driver (SIMT_PDL); NULL: none
+static bool pdl_with(const char *fault) {
     Exec exec = {};
     DeviceArray<char> partials(8192, 0), workspace(WORKSPACE_BYTES, 0);
-    simt::settings().early_fault = fault;
+    simt::settings().pdl_fault = fault;
     cuda_exec_open(&exec, partials.at, partials.n);
     CudaMatmuls *mm = cuda_matmuls_create(exec.cuda->stream, workspace.at, workspace.n, "a GPU", false, NULL);
     exec.cuda->matmuls = mm;
-    early_launches_try(&exec);
+    pdl_try(&exec);
     cuda_matmuls_free(mm);
     cuda_exec_close(&exec);
-    simt::settings().early_fault = nullptr;
+    simt::settings().pdl_fault = nullptr;
     assert_int_equal(cudaGetLastError(), cudaSuccess);
-    return std::exchange(early_launches, false);
+    return std::exchange(pdl_enabled, false);
 }
 
-static void crash_early_launches(void *unused) {
+static void crash_pdl(void *unused) {
     (void)unused;
-    early_launches_with("event:crash");
+    pdl_with("event:crash");
 }
 
 // The trial has every join of kernels, and counts: a kernel that is lost or repeated gives no error.
-TEST(test_early_launches_are_tried) {
-    assert_true(early_launches_with(nullptr));
-    assert_stops(EXIT_RUN_FAILED, "set TRAIN_GPT2_EARLY_LAUNCHES=0", crash_early_launches, NULL);
+TEST(test_pdl_is_tried) {
+    assert_true(pdl_with(nullptr));
+    assert_stops(EXIT_RUN_FAILED, "set TRAIN_GPT2_PDL=0", crash_pdl, NULL);
     for (const char *join : {"memset", "kernel", "event", "matmul"}) {
         for (const char *mode : {"launch", "graph", "nothing", "twice"}) {
             std::string fault = std::string(join) + ":" + mode;
-            if (early_launches_with(fault.c_str())) { fail_msg("%s is not noticed", fault.c_str()); }
+            if (pdl_with(fault.c_str())) { fail_msg("%s is not noticed", fault.c_str()); }
         }
     }
     simt::lt_settings().no_algorithms = true;  // without cuBLASLt's kernel
-    assert_true(early_launches_with(nullptr));
-    assert_false(early_launches_with("event:twice"));
-    setenv("TRAIN_GPT2_EARLY_LAUNCHES", "0", 1);
-    assert_false(early_launches_with(nullptr));
-    unsetenv("TRAIN_GPT2_EARLY_LAUNCHES");
+    assert_true(pdl_with(nullptr));
+    assert_false(pdl_with("event:twice"));
+    setenv("TRAIN_GPT2_PDL", "0", 1);
+    assert_false(pdl_with(nullptr));
+    unsetenv("TRAIN_GPT2_PDL");
     simt::settings().capability = 80;
-    assert_false(early_launches_with(nullptr));
-}
-
-// ---- kernel names in the benchmark
-
-// kernels of a forward with a bias, after a run that chooses the algorithm; "+fill" for each recorded memset
-static std::string recorded_forward(uint32_t epilogues_off, bool no_algorithms, bool fill) {
-    simt::lt_settings().epilogues_off = epilogues_off;
-    simt::lt_settings().no_algorithms = no_algorithms;
-    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
-    Gpu gpu;
-    Layer l(48, 64, 96);
-    Recorded r = {};
-    for (bool graph : {false, true}) {
-        if (graph) { record_start(gpu.ex()); }
-        cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, l.N, l.C, l.OC, gpu.ex());
-        if (fill) { CUDA_CHECK(cudaMemsetAsync(l.got.pre.at, 0, 2, gpu.stream)); }
-        if (graph) { r = record_stop(gpu.ex()); }
-    }
-    std::string text;
-    for (int i = 0; i < r.kernels; i++) { text += std::string(i ? " " : "") + r.name[i]; }
-    for (int i = 0; i < r.others; i++) { text += "+fill"; }
-    return text;
-}
-
-TEST(test_kernels_are_recorded) {
-    assert_string_equal(recorded_forward(0, false, false).c_str(), "cublasLtMatmul");
-    assert_string_equal(recorded_forward(0, false, true).c_str(), "cublasLtMatmul+fill");
-    assert_string_equal(recorded_forward(~1u, false, false).c_str(),
-                        "cublasLtMatmul packed ? matmul_epilogue_kernel<PACK> : matmul_epilogue_kernel<1>");
-    assert_string_equal(recorded_forward(0, true, false).c_str(), "matmul_plain_kernel<T>");
-}
-
-TEST(test_names_of_kernels) {
-    const char *const names[][2] = {
-        {"nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT", "nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT"},
-        {"void lt_finish_kernel<(int)8>(__nv_bfloat16 *, int)", "lt_finish_kernel<(int)8>"},
-        {"void (anonymous namespace)::fold<4>(float*)", "fold<4>"},
-        {"void cublasLt::splitKreduce_kernel<32, 16, float>(cublasLt::cublasSplitKParams<float>, int)",
-         "cublasLt::splitKreduce_kernel<32, 16, float>"}};
-    for (const auto &name : names) {
-        char said[RECORDED_LENGTH];
-        record_name(said, name[0]);
-        assert_string_equal(said, name[1]);
-    }
-    char said[RECORDED_LENGTH];
-    record_name(said, std::string(1000, 'k').c_str());
-    assert_int_equal(strlen(said), RECORDED_LENGTH - 1);
+    assert_false(pdl_with(nullptr));
 }
 
 int main(void) {

@@ -3,6 +3,7 @@ Muon: Newton-Schulz against its polynomial, applied to singular values; momentum
 parts, and the list of an update, which must have every element once at every layout.
 */
 #include "testing.h"
+#include "optimizer_fixture.h"
 #include "llmc/common/device.h"
 #include "llmc/common/rng.h"
 #include "llmc/cpu_ops.h"
@@ -31,8 +32,7 @@ static void matrix_of(double *x, const double *values, int rows, int cols) {
 }
 
 static void orthogonalise(const Ops *ops, floatX *x, int rows, int cols, bool split_rows) {
-    Exec ex;
-    memset(&ex, 0, sizeof ex);
+    Exec ex = {0};
     Comm *alone = comm_single(&cpu_device);
     MuonMatrix matrix = {1, rows, cols, split_rows, 1};
     int C = split_rows ? cols : rows;
@@ -80,73 +80,58 @@ TEST(test_zero_matrix) {
 
 enum { N = 1000 };
 
-typedef struct {
-    floatX params[N], update[N];
-    real grads[N], moment[N];
-    uint16_t rounded[N];  // a bf16 moment
-    uint8_t codes[N];
-    float scales[N / MOMENT_BLOCK + 1];
-} State;
-
-static OptimizerState state_of(State *s, DType moments) {
-    OptimizerState o;
-    memset(&o, 0, sizeof o);
-    o.params = s->params;
-    o.moments = moments;
-    o.m = moments == DT_U8 ? (void *)s->codes : moments == DT_BF16 ? (void *)s->rounded : s->moment;
-    if (moments == DT_U8) { o.m_scales = s->scales; }
-    return o;
-}
-
 static const StepHyper hyper = {(real)0.01, 0, 0, 0, (real)0.1, 0, 1, 7, (real)0.9};
 
-// a step of elements [begin, end), with gradients that only depend on the element and the step
-static void take_step(const Ops *ops, State *s, DType moments, size_t begin, size_t end, int step, real norm_squared) {
-    Exec ex;
-    memset(&ex, 0, sizeof ex);
-    OptimizerState state = state_of(s, moments);
+// A step of elements [begin, end), with gradients that only depend on the element and the step; update (N).
+static void take_step(const Ops *ops, OptimizerState *state, floatX *update, size_t begin, size_t end, int step,
+                      real norm_squared) {
+    Exec ex = {0};
     UpdateRange range = {begin, end - begin, begin, true, 5, 0, 0, 0};
     StepHyper h = hyper;
-    Gradient grads = {s->grads, DT_REAL};
+    real numbers[N];
+    Gradient grads = {numbers, DT_REAL};
     h.step = step;
-    for (size_t i = begin; i < end; i++) { s->grads[i] = (real)rng_normal(3, (uint64_t)step, i); }
-    ops->muon_momentum(s->update + begin, &state, grads, &norm_squared, &range, end - begin, &h, &ex);
-    ops->muon_weights(&state, s->update + begin, &norm_squared, &range, end - begin, 2, &h, &ex);
+    for (size_t i = begin; i < end; i++) { numbers[i] = (real)rng_normal(3, (uint64_t)step, i); }
+    ops->muon_momentum(update + begin, state, grads, &norm_squared, &range, end - begin, &h, &ex);
+    ops->muon_weights(state, update + begin, &norm_squared, &range, end - begin, 2, &h, &ex);
 }
 
 // the formulas of muon.h, with the update in the place of an orthogonalised one
 TEST(test_formulas) {
-    static State s;
     double m[N] = {0}, w[N] = {0};
-    memset(&s, 0, sizeof s);
+    floatX update[N];
+    OptimizerState s = state_make(false, DT_REAL, N, N);
     for (int step = 1; step <= 3; step++) {
-        take_step(&cpu_ops, &s, DT_REAL, 0, N, step, 1);
-        for (int i = 0; i < N; i++) {
-            m[i] = 0.9 * m[i] + rng_normal(3, (uint64_t)step, (uint64_t)i);
-            double u = (double)s.grads[i] + 0.9 * m[i], limit = DT_FLOATX == DT_BF16 ? 1e-2 : 1e-5;
-            assert_true(fabs((double)s.moment[i] - m[i]) < 1e-5);
-            assert_true(fabs((double)to_real(s.update[i]) - u) <= limit * (1 + fabs(u)));
+        take_step(&cpu_ops, &s, update, 0, N, step, 1);
+        for (size_t i = 0; i < N; i++) {
+            double g = (double)(real)rng_normal(3, (uint64_t)step, i), limit = DT_FLOATX == DT_BF16 ? 1e-2 : 1e-5;
+            m[i] = 0.9 * m[i] + g;
+            double u = g + 0.9 * m[i];
+            assert_true(fabs(moment_value(&s, false, i) - m[i]) < 1e-5);
+            assert_true(fabs((double)to_real(update[i]) - u) <= limit * (1 + fabs(u)));
             w[i] = w[i] * (1 - 0.01 * 0.1) - 0.01 * 2 * u;
             assert_true(fabs((double)to_real(s.params[i]) - w[i]) <= limit * (1 + fabs(w[i])));
         }
     }
+    state_free(&s);
 }
 
 // A range that is cut anywhere between blocks of moments has the same bits, for every type of moments: this is what
 // ZeRO and --offload do.
 TEST(test_parts_have_the_bits_of_the_whole) {
-    static const DType types[] = {DT_REAL, DT_BF16, DT_U8};
-    for (size_t t = 0; t < LEN(types); t++) {
-        static State whole, parts;
-        memset(&whole, 0, sizeof whole);
-        memset(&parts, 0, sizeof parts);
+    for (int t = 0; t < 3; t++) {
+        OptimizerState whole = state_make(true, moment_types[t], N, N), parts = state_make(true, moment_types[t], N, N);
+        floatX of_whole[N], of_parts[N];
         for (int step = 1; step <= 3; step++) {
-            take_step(&cpu_ops, &whole, types[t], 0, N, step, 1);
-            take_step(&cpu_ops, &parts, types[t], 5 * MOMENT_BLOCK, N, step, 1);
-            take_step(&cpu_ops, &parts, types[t], 0, 2 * MOMENT_BLOCK, step, 1);
-            take_step(&cpu_ops, &parts, types[t], 2 * MOMENT_BLOCK, 5 * MOMENT_BLOCK, step, 1);
+            take_step(&cpu_ops, &whole, of_whole, 0, N, step, 1);
+            take_step(&cpu_ops, &parts, of_parts, 5 * MOMENT_BLOCK, N, step, 1);
+            take_step(&cpu_ops, &parts, of_parts, 0, 2 * MOMENT_BLOCK, step, 1);
+            take_step(&cpu_ops, &parts, of_parts, 2 * MOMENT_BLOCK, 5 * MOMENT_BLOCK, step, 1);
+            assert_memory_equal(of_whole, of_parts, sizeof of_whole);
         }
-        assert_memory_equal(&whole, &parts, sizeof whole);
+        assert_same_state(&whole, &parts, N);
+        state_free(&whole);
+        state_free(&parts);
     }
 }
 
@@ -154,13 +139,16 @@ TEST(test_parts_have_the_bits_of_the_whole) {
 TEST(test_skipped_step) {
     const Ops *columns[] = {&cpu_ops, &reference_ops};
     for (int c = 0; c < 2; c++) {
-        static State before, after;
-        memset(&after, 0, sizeof after);
-        take_step(columns[c], &after, DT_BF16, 0, N, 1, 1);
-        before = after;
-        take_step(columns[c], &after, DT_BF16, 0, N, 1, (real)NAN);
-        take_step(columns[c], &after, DT_BF16, 0, N, 1, (real)INFINITY);
-        assert_memory_equal(&before, &after, sizeof before);
+        OptimizerState once = state_make(false, DT_BF16, N, N), skips = state_make(false, DT_BF16, N, N);
+        floatX of_once[N], of_skips[N];
+        take_step(columns[c], &once, of_once, 0, N, 1, 1);
+        take_step(columns[c], &skips, of_skips, 0, N, 1, 1);
+        take_step(columns[c], &skips, of_skips, 0, N, 1, (real)NAN);
+        take_step(columns[c], &skips, of_skips, 0, N, 1, (real)INFINITY);
+        assert_memory_equal(of_once, of_skips, sizeof of_once);
+        assert_same_state(&once, &skips, N);
+        state_free(&once);
+        state_free(&skips);
     }
 }
 

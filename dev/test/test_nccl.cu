@@ -17,16 +17,16 @@ static int check_ranks(int argc, char **argv) {
     enum { N = 1000 };
     Exec exec = {};
     float in[4 * N], out[4 * N];
-    Comm *host = comm_open();
+    Comm *launched = comm_open();
     Comm *world = argc > 4 ? comm_open_by_file(&cuda_device, atoi(argv[3]), atoi(argv[4]), 4, "shared")
-                           : comm_open_for(&cuda_device, host);
+                           : comm_open_for(&cuda_device, launched);
     const char *fault = argc > 4 && world->rank == world->size - 1 ? argv[2] : "";
     int size = world->size, rank = world->rank;
     if (size > 4) { run_error("started with %d ranks; at most 4", size); }
     cuda_exec_open(&exec, NULL, 0);
     float *x = static_cast<float *>(cuda_allocate(sizeof in)), *y = static_cast<float *>(cuda_allocate(sizeof out));
     for (int i = 0; i < size * N; i++) { in[i] = static_cast<float>((rank + 1) * i); }
-    cuda_upload(x, in, sizeof in);
+    cuda_copy(x, in, sizeof in);
     if (strcmp(fault, "swaps") == 0) { comm_all_reduce(x, 1, DT_F32, world, &exec); }
     comm_reduce_scatter(y + rank * N, x, N, DT_F32, world, &exec);
     CommWork last = comm_all_gather(y, y + rank * N, N, DT_F32, world, &exec);
@@ -36,7 +36,7 @@ static int check_ranks(int argc, char **argv) {
     comm_wait(comm_broadcast(x, 1, DT_F32, size - 1, world, &exec), world, &exec);
     cuda_event_record(0, &exec);
     comm_event_synchronize(0, world, &exec);
-    cuda_download(out, x, sizeof out);
+    cuda_copy(out, x, sizeof out);
     for (int i = 0; i < size * N; i++) {
         float expected = static_cast<float>(size * i * (size * (size + 1) / 2));
         if (out[i] != expected) { run_error("sum %d is %g, expected %g", i, out[i], expected); }
@@ -48,9 +48,9 @@ static int check_ranks(int argc, char **argv) {
     cuda_release(x);
     cuda_release(y);
     if (strcmp(fault, "leaves") == 0) { _exit(0); }
-    if (world != host) { comm_close(world); }
+    if (world != launched) { comm_close(world); }
     cuda_exec_close(&exec);
-    comm_close(host);
+    comm_close(launched);
     return 0;
 }
 
@@ -84,7 +84,7 @@ struct Bench {
     // new values in `in`, poison in `out`
     void fill(int from) {
         for (int i = 0; i < COUNT; i++) { input[i] = static_cast<float>(from + i); }
-        cuda_upload(in, input, sizeof input);
+        cuda_copy(in, input, sizeof input);
         cuda_fill(out, 0xAA, sizeof input);
     }
     void wait(Exec *ex) {
@@ -95,7 +95,7 @@ struct Bench {
     // checks device memory after all work enqueued on ex
     void assert_holds(const float *memory, Exec *ex) {
         wait(ex);
-        cuda_download(got, memory, sizeof got);
+        cuda_copy(got, memory, sizeof got);
         assert_memory_equal(got, input, sizeof got);
     }
 };
@@ -223,7 +223,7 @@ static bool gather_delayed_input(Bench *b) {
 
 TEST(test_waits_for_compute) {
     Bench b;
-    cuda_upload(b.out, b.input, sizeof b.input);
+    cuda_copy(b.out, b.input, sizeof b.input);
     cuda_fill(b.in, 0, sizeof b.input);
     assert_true(held(&b, gather_delayed_input));
     b.assert_holds(b.in, &b.exec);

@@ -7,9 +7,7 @@
 # dev/test/test_launches.sh adds what the launches ask for.
 # The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
 # says where cuBLASLt is. Three minutes on two free cores; only what changed is compiled again; skipped without nvcc.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 said=build/nvcc host=()
 if [ "${1:-}" = oldest ]; then

@@ -3,7 +3,6 @@
 #include "slice_copy.h"
 #include "llmc/adamw.h"
 #include "llmc/shapes/layout.h"
-#include <omp.h>
 
 enum { DATA_VOCAB = 300, DATA_T = 77 };
 
@@ -15,7 +14,7 @@ static GPT2Config described(const char *word) {
 
 static void check_word(void *word) {
     GPT2Config c = described((const char *)word);
-    config_check(&c, (const char *)word);
+    require_valid_shape(&c, (const char *)word);
 }
 
 // ---- shapes
@@ -47,7 +46,7 @@ TEST(test_known_models) {
     };
     for (size_t i = 0; i < LEN(cases); i++) {
         GPT2Config c = described(cases[i].word);
-        config_check(&c, cases[i].word);
+        require_valid_shape(&c, cases[i].word);
         assert_int_equal(c.num_layers, cases[i].L);
         assert_int_equal(c.num_heads, cases[i].NH);
         assert_int_equal(c.channels, cases[i].C);
@@ -115,23 +114,6 @@ TEST(test_parameter_counts) {
     }
 }
 
-TEST(test_parameters_as_text) {
-    static const struct {
-        int vocab_size;  // one channel: a parameter each
-        const char *text;
-    } cases[] = {{956, "999 parameters"},
-                 {957, "1K parameters"},
-                 {999456, "999K parameters"},
-                 {999457, "1.0M parameters"},
-                 {1239957, "1.2M parameters"}};
-    for (size_t i = 0; i < LEN(cases); i++) {
-        GPT2Config c = {16, 0, 0, 1, 1, 1};
-        char text[COUNT_LENGTH];
-        config_set_vocab(&c, cases[i].vocab_size);
-        assert_string_equal(parameters_text(text, &c), cases[i].text);
-    }
-}
-
 // ---- names and layout
 
 // Hugging Face's names, in the order of the flat buffer
@@ -193,40 +175,6 @@ TEST(test_layout) {
         }
         assert_int_equal(layout.total, (at + 127) / 128 * 128);
     }
-}
-
-// The update ranges cover every element of every tensor once, with the tensor's weight decay, and no gap.
-TEST(test_update_ranges) {
-    GPT2Config c = described("l4h2c6");
-    ParamLayout layout = param_layout(&c);
-    UpdateRange ranges[4 + 12 * 4];
-    int count = 0;
-    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_update_ranges(ranges + count, &layout, b); }
-    assert_int_equal(count, 4 + 12 * c.num_layers);
-    signed char *covered = (signed char *)malloc(layout.total);
-    assert_non_null(covered);
-    memset(covered, -1, layout.total);
-    for (int s = 0; s < count; s++) {
-        assert_true(ranges[s].offset + ranges[s].count <= layout.total);
-        for (size_t i = 0; i < ranges[s].count; i++) {
-            assert_int_equal(covered[ranges[s].offset + i], -1);
-            covered[ranges[s].offset + i] = ranges[s].decay;
-        }
-    }
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        const char *name = names_of_layer_3[id];
-        bool decay = strstr(name, "weight") && !strstr(name, "ln_");
-        size_t elements = param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
-        for (int layer = 0; layer < (name[0] == 'h' ? 4 : 1); layer++) {
-            signed char *tensor = covered + param_offset(&layout, (ParamId)id, layer);
-            for (size_t i = 0; i < elements; i++) {
-                assert_int_equal(tensor[i], decay);
-                tensor[i] = -1;
-            }
-        }
-    }
-    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // gaps are in no range
-    free(covered);
 }
 
 // ---- shards and slices
@@ -343,7 +291,7 @@ TEST(test_views_of_the_whole_tensor) {
 }
 
 // Counts in `owners` (layout.total) the elements of every tensor that this rank owns. The update ranges agree with
-// param_owned_range and param_updated_range.
+// param_owned_range and param_updated_range, and have the tensor's weight decay.
 static void count_owned(signed char *owners, const ParamLayout *layout, const GPT2Config *c) {
     UpdateRange ranges[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
@@ -355,6 +303,8 @@ static void count_owned(signed char *owners, const ParamLayout *layout, const GP
             size_t used = param_rows(id, c) * param_cols(id, c), tensor = param_offset(layout, id, layer);
             ParamRange owned = param_owned_range(layout, id, layer, used),
                        updated = param_updated_range(layout, id, layer, used);
+            const char *name = names_of_layer_3[id];
+            assert_int_equal(ranges[s].decay, strstr(name, "weight") && !strstr(name, "ln_"));
             assert_int_equal(ranges[s].tensor_offset % MOMENT_BLOCK, 0);
             assert_int_equal(ranges[s].offset % MOMENT_BLOCK, 0);
             assert_int_equal(ranges[s].tensor_offset, updated.offset);
@@ -362,6 +312,7 @@ static void count_owned(signed char *owners, const ParamLayout *layout, const GP
             assert_int_equal(updated.count, stage == 0 ? used : owned.count);
             assert_int_equal(updated.state, ranges[s].offset + (stage == 0 ? 0 : b.shard_offset));
             assert_int_equal(updated.params, stage < 3 ? tensor + updated.offset : updated.state);
+            if (stage == 0) { assert_int_equal(updated.state, updated.params); }
             for (size_t e = owned.offset; e < owned.offset + owned.count; e++) { owners[tensor + e]++; }
         }
     }
@@ -395,21 +346,6 @@ TEST(test_shards) {
 
 // ---- initial values
 
-// all tensors at their offsets in the flat buffer; gaps and padding are zero, as in a new arena
-static real *initialised(const GPT2Config *c, uint64_t seed) {
-    ParamLayout layout = param_layout(c);
-    real *params = (real *)xcalloc(layout.total, sizeof(real));
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
-            size_t count = param_used_rows((ParamId)id, c) * param_cols((ParamId)id, c), half = count / 2;
-            real *tensor = params + param_offset(&layout, (ParamId)id, layer);
-            param_init_tensor(tensor, (ParamId)id, layer, 0, half, c, seed);
-            param_init_tensor(tensor + half, (ParamId)id, layer, half, count - half, c, seed);
-        }
-    }
-    return params;
-}
-
 static void assert_mean_and_std(const real *x, size_t n, double std) {
     double sum = 0, squares = 0;
     for (size_t i = 0; i < n; i++) {
@@ -423,55 +359,35 @@ static void assert_mean_and_std(const real *x, size_t n, double std) {
 
 TEST(test_init) {
     GPT2Config c = described("l8h2c64");
-    ParamLayout layout = param_layout(&c);
-    real *params = initialised(&c, 1);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         const char *name = names_of_layer_3[id];
         size_t n = param_used_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
-        real *tensor = params + param_offset(&layout, (ParamId)id, name[0] == 'h' ? 3 : 0);
+        real *tensor = (real *)xmalloc(n * sizeof *tensor);
+        param_init_tensor(tensor, (ParamId)id, 3, 0, n, &c, 1);
         if (strstr(name, "bias") || strstr(name, "ln_")) {
             real expected = strstr(name, "weight") ? 1 : 0;
             for (size_t i = 0; i < n; i++) { assert_true(tensor[i] == expected); }
         } else {
             assert_mean_and_std(tensor, n, strstr(name, "c_proj") ? 0.02 / 4 : 0.02);  // sqrt(2L) = 4
         }
+        free(tensor);
     }
-    free(params);
 }
 
-// The vocabulary's padding and the gaps between tensors stay zero through training only if they start as zero.
-TEST(test_padding_and_gaps_start_as_zero) {
-    GPT2Config c = described("l3h2c6");
-    ParamLayout layout = param_layout(&c);
-    real *params = initialised(&c, 1);
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        size_t n = param_used_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
-        for (int layer = 0; layer < (names_of_layer_3[id][0] == 'h' ? 3 : 1); layer++) {
-            memset(params + param_offset(&layout, (ParamId)id, layer), 0, n * sizeof(real));
-        }
-    }
-    for (size_t i = 0; i < layout.total; i++) { assert_true(params[i] == 0); }
-    free(params);
-}
-
+// A value depends on the seed, the layer and the tensor, and not on the number of layers.
 TEST(test_init_is_reproducible) {
+    enum { N = 3 * 16 * 16 };
     GPT2Config c = described("l3h2c16"), deeper = described("l5h2c16");
-    ParamLayout layout = param_layout(&c), deeper_layout = param_layout(&deeper);
-    omp_set_num_threads(1);
-    real *params = initialised(&c, 7);
-    omp_set_num_threads(3);
-    real *again = initialised(&c, 7), *other_seed = initialised(&c, 8), *other_depth = initialised(&deeper, 7);
-    assert_memory_equal(params, again, layout.total * sizeof(real));
-    size_t qkvw = 3 * 16 * 16;
-    const real *layer_0 = params + param_offset(&layout, QKVW, 0), *layer_1 = params + param_offset(&layout, QKVW, 1);
-    assert_memory_not_equal(layer_0, layer_1, qkvw * sizeof(real));
-    assert_memory_not_equal(layer_0, other_seed + param_offset(&layout, QKVW, 0), qkvw * sizeof(real));
-    assert_memory_not_equal(layer_0, params + param_offset(&layout, FCW, 0), qkvw * sizeof(real));
-    assert_memory_equal(layer_1, other_depth + param_offset(&deeper_layout, QKVW, 1), qkvw * sizeof(real));
-    free(params);
-    free(again);
-    free(other_seed);
-    free(other_depth);
+    real layer_0[N], layer_1[N], other[N];
+    param_init_tensor(layer_0, QKVW, 0, 0, N, &c, 7);
+    param_init_tensor(layer_1, QKVW, 1, 0, N, &c, 7);
+    assert_memory_not_equal(layer_0, layer_1, sizeof layer_0);
+    param_init_tensor(other, QKVW, 0, 0, N, &c, 8);
+    assert_memory_not_equal(layer_0, other, sizeof layer_0);
+    param_init_tensor(other, FCW, 0, 0, N, &c, 7);
+    assert_memory_not_equal(layer_0, other, sizeof layer_0);
+    param_init_tensor(other, QKVW, 1, 0, N, &deeper, 7);
+    assert_memory_equal(layer_1, other, sizeof layer_1);
 }
 
 int main(void) { return run_all_tests("params"); }

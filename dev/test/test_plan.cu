@@ -2,7 +2,6 @@
 The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figures that doc/memory.md promises, the
 activations that each -r saves, and the options that --fit and -r auto choose.
 */
-#include "llmc/memory/traffic.h"
 #include "llmc/run/fit.h"
 #include "llmc/run/ranks.h"
 #include "plan_bytes.h"
@@ -38,18 +37,10 @@ static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
 static const GPT2Config gpt2_1558m = {1024, 50257, 50304, 48, 25, 1600};
 
 static ModelOptions training(int B, int level, int every) {
-    ModelOptions p;
-    memset(&p, 0, sizeof p);
-    p.backend = &cuda_backend;
+    ModelOptions p = {.backend = &cuda_backend, .B = B, .T = 1024, .micro_steps = 1, .training = true};
+    p.recompute = {level, every, 48, false};
     p.capability = 90;
-    p.B = B;
-    p.T = 1024;
-    p.micro_steps = 1;
-    p.training = true;
-    p.recompute.level = level;
-    p.recompute.every = every;
-    p.recompute.layers = 48;
-    p.master = MASTER_SPLIT;
+    p.remainders = true;
     p.moments = DT_BF16;
     p.gradients = DT_BF16;
     return p;
@@ -117,37 +108,20 @@ TEST(test_muon_has_one_moment) {
     assert_under("1558M, B 4, -r 4 -z 1 -pn 64, Muon", planned(&gpt2_1558m, sharded, NUM_LIFETIMES), 8.05 * 1024);
 }
 
-// for 524,288 tokens: 5 ranks have up to 10 of 48 layers; -tp divides all but A^2, 12 of 60 matmuls of (C,C,C) a layer
-TEST(test_newton_schulz_share) {
-    const struct {
-        const GPT2Config *config;
-        Sharding sharding;
-        double percent;
-    } cases[] = {{&gpt2_124m, {1, 0, 0, 1, 0}, 0.39},
-                 {&gpt2_1558m, {1, 0, 0, 1, 0}, 1.15},
-                 {&gpt2_1558m, {5, 0, 1, 1, 0}, 1.15 * 50 / 48},
-                 {&gpt2_1558m, {1, 0, 1, 8, 0}, 1.15 * (48 + 8 * 12) / 60}};
-    for (const auto &k : cases) {
-        double percent = 100 * newton_schulz_share(k.config, &k.sharding, 1024, 524288);
-        if (fabs(percent - k.percent) > 0.01) { fail_msg("%.3f %%, expected %.3f %%", percent, k.percent); }
-    }
-}
-
 // bytes of state per parameter; the few bytes of update_ranges do not matter
 TEST(test_bytes_per_parameter) {
     const struct {
-        MasterKind master;
+        bool remainders;
         DType moments, gradients;
         double bytes;
-    } cases[] = {{MASTER_FP32, DT_F32, DT_BF16, 16},
-                 {MASTER_SPLIT, DT_F32, DT_BF16, 14},
-                 {MASTER_SPLIT, DT_BF16, DT_BF16, 10},
-                 {MASTER_NONE, DT_BF16, DT_BF16, 8},
-                 {MASTER_SPLIT, DT_U8, DT_BF16, 8 + 8.0 / 128},
-                 {MASTER_SPLIT, DT_BF16, DT_F32, 12}};
+    } cases[] = {{true, DT_F32, DT_BF16, 14},
+                 {true, DT_BF16, DT_BF16, 10},
+                 {false, DT_BF16, DT_BF16, 8},
+                 {true, DT_U8, DT_BF16, 8 + 8.0 / 128},
+                 {true, DT_BF16, DT_F32, 12}};
     for (size_t i = 0; i < LEN(cases); i++) {
         ModelOptions p = training(4, 1, 1);
-        p.master = cases[i].master;
+        p.remainders = cases[i].remainders;
         p.moments = cases[i].moments;
         p.gradients = cases[i].gradients;
         double bytes = planned(&gpt2_1558m, p, STATE) * 1048576 / (double)param_layout(&gpt2_1558m).total;
@@ -266,33 +240,6 @@ TEST(test_saved_channels_of_every_level) {
         }
         assert_int_equal(saved, L * expected[level]);
     }
-}
-
-// -rk 0 chooses segments of one block for 12 layers and of two for 48; below -r 4 there are no segments
-TEST(test_best_segment) {
-    ModelOptions p = training(8, 4, 1);
-    p.recompute.layers = 12;
-    assert_int_equal(best_segment(&gpt2_124m, p), 1);
-    p.recompute.layers = 48;
-    assert_int_equal(best_segment(&gpt2_1558m, p), 2);
-    p.recompute.level = 3;
-    assert_int_equal(best_segment(&gpt2_1558m, p), 1);
-}
-
-// llm.c's bytes, counted by hand for 124M, B 4, T 1024, -r 1: rows of 768 channels, logits, statistics, and 16 bytes
-// per parameter
-TEST(test_llmc_bytes) {
-    const double N = 4 * 1024, parameters = (double)param_layout(&gpt2_124m).total;
-    double of_block = 3 + 1 + 1 + 1 + 1 + 4 + 1;      // qkv atty residual2 residual3 ln1 fch ln2
-    double rows = 12 * of_block + 1 + 1 + 4 + 4 + 1;  // encoded, lnf, gelu, two buffers
-    double statistics = 12 * (4 + 12) + 2 + 1;        // layernorms, attention, losses
-    double bytes = N * (2 * (768 * rows + 50304) + 4 * statistics) + 16 * parameters;
-    ModelOptions p = training(4, 1, 1);
-    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes);
-    p.recompute.level = 2;  // recomputes ln1 and ln2
-    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes - N * 2 * 768 * 12 * 2);
-    p.recompute.level = 0;  // saves every GELU
-    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes + N * 2 * 768 * 4 * 11);
 }
 
 // ---- flags in effect
@@ -437,6 +384,29 @@ TEST(test_ladder) {
     check_rungs(&a, &gpt2_1558m, &cuda_backend, eight_gpus);
 }
 
+// -rk 0 chooses segments of one block for 12 layers and of two for 48; below -r 4 there are no segments
+TEST(test_best_segment) {
+    ModelOptions p = training(8, 4, 1);
+    p.recompute.layers = 12;
+    assert_int_equal(best_segment(&gpt2_124m, p), 1);
+    p.recompute.layers = 48;
+    assert_int_equal(best_segment(&gpt2_1558m, p), 2);
+    p.recompute.level = 3;
+    assert_int_equal(best_segment(&gpt2_1558m, p), 1);
+}
+
+TEST(test_fit_keeps_given_flags) {
+    TrainArgs a = args_of(4);
+    PlanBytes room = {0, SIZE_MAX};
+    char text[FLAG_TEXT];
+    a.recompute = 2;
+    a.moments = 1;
+    TrainArgs fitting = a;
+    climb(&fitting, true, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
+    rungs_text(text, &fitting, &a);
+    assert_string_equal(text, "--offload 4");
+}
+
 // Rungs that save nothing, and those below a given flag, are left out.
 TEST(test_rungs_are_left_out) {
     const char *const cpu[] = {"-r 0", "-r 1", "-r 2", "-r 3", "-r 4", "-r 4 -om bf16", "-r 4 -om 8bit", NULL};
@@ -452,18 +422,6 @@ TEST(test_rungs_are_left_out) {
     a.offload = 0;
     const char *const generating[] = {"the given flags", "--offload 3", NULL};
     check_rungs(&a, &gpt2_1558m, &cuda_backend, generating);
-}
-
-TEST(test_fit_keeps_given_flags) {
-    TrainArgs a = args_of(4);
-    PlanBytes room = {0, SIZE_MAX};
-    char text[FLAG_TEXT];
-    a.recompute = 2;
-    a.moments = 1;
-    TrainArgs fitting = a;
-    climb(&fitting, true, 0, NUM_RUNGS, &gpt2_1558m, &cuda_backend, room);
-    rungs_text(text, &fitting, &a);
-    assert_string_equal(text, "--offload 4");
 }
 
 #ifdef SIMT
@@ -593,10 +551,10 @@ typedef struct {
 static void check_memory_of(void *checked) {
     const Checked *c = (const Checked *)checked;
     ModelOptions o = model_options(c->args, c->config, &cuda_backend);
-    check_memory(c->args, c->config, &o, comm_single(&cuda_device));
+    require_memory(c->args, c->config, &o, comm_single(&cuda_device));
 }
 
-// NCCL's first collective takes memory: check_memory refuses a plan that fits only without it.
+// NCCL's first collective takes memory: require_memory refuses a plan that fits only without it.
 static int calls[4];  // of each collective
 static void connect(int which) {
     if (calls[0] + calls[1] + calls[2] + calls[3] == 0) { cuda_allocate((size_t)1 << 30); }
@@ -699,7 +657,7 @@ typedef struct {
 static void check_room_of(void *checked) {
     const RoomCheck *r = (const RoomCheck *)checked;
     ModelOptions o = model_options(&r->args, &gpt2_1558m, &cuda_backend);
-    check_room(&r->args, &gpt2_1558m, &o, r->room);
+    require_room(&r->args, &gpt2_1558m, &o, r->room);
 }
 
 // The sentence names flags that fit on both sides, if there are any: a lower --offload first.
@@ -726,30 +684,5 @@ TEST(test_host_is_refused) {
     r.room.host = 0;
     check_room_of(&r);  // without --offload the host's memory is not checked
 }
-
-#ifdef SIMT
-// A GPU that is too small: the error names --offload only if nothing else fits. --eval streams the weights.
-TEST(test_advice_names_offload) {
-    const size_t before = simt::runtime().device_bytes;
-    TrainArgs a = args_of(4);
-    Checked checked = {&a, &gpt2_124m};
-    a.recompute = 1;
-    a.moments = 0;
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)5 << 29);
-    assert_stops(2, "it fits with -r 2\n", check_memory_of, &checked);
-    a.master = MASTER_FP32;
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1500 << 20);
-    assert_stops(2, "-om 8bit\n", check_memory_of, &checked);  // other values of given flags
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)600 << 20);
-    assert_stops(2, " --offload ", check_memory_of, &checked);
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)240 << 20);
-    a.eval = "text";
-    a.B = 1;
-    assert_stops(2, "it fits with --offload 3\n", check_memory_of, &checked);
-    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)20 << 20);
-    assert_stops(2, "no flags make it fit: give a smaller -e, -b or -t\n", check_memory_of, &checked);
-    simt::runtime().device_bytes = before;
-}
-#endif
 
 int main(void) { return run_all_tests("plan"); }

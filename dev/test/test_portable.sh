@@ -2,23 +2,17 @@
 # One program for many CPUs (make ARCH=portable): the level that it chooses, the losses of every level of this CPU, and
 # CPUs that qemu emulates. dev/test/test_vectors.sh reads the instructions of every level.
 #   TRAINER=build/test/portable/train_gpt2 dev/test/test_portable.sh
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-# shellcheck source=dev/test/harness.sh
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-build/test/portable/train_gpt2}")
 if [ ! -f "$(dirname "$trainer")/main.o" ]; then
-    skip "a program for x86-64 with several levels" 11
+    skip "a program for x86-64 with several levels" 10
     exit
 fi
-folder=$(mktemp -d)
-out=$folder/out
-trap 'rm -rf "$folder"' EXIT
-# with OMP_WAIT_POLICY the trainer does not start again, which would end the emulation
+in_scratch
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 unset TRAIN_GPT2_ARCH
-seq 20000 >"$folder/text"
+seq 20000 >"$scratch/text"
 
 # the levels of this CPU by the kernel's names of its features, and the words of --version
 levels=(v2)
@@ -41,18 +35,18 @@ is_level() {
 # refuses WORDS COMMAND...: exit 2, and one sentence with WORDS
 refuses() {
     local status=0
-    "${@:2}" --version >"$folder/printed" 2>"$out" || status=$?
+    "${@:2}" --version >"$scratch/printed" 2>"$out" || status=$?
     [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
-    [ ! -s "$folder/printed" ] || cat "$folder/printed"
+    [ ! -s "$scratch/printed" ] || cat "$scratch/printed"
     [ "$(grep -cv '^qemu-x86_64: warning' "$out")" -eq 1 ] || echo "expected one line"
     grep -qF -- "$1" "$out" || echo "expected '$1'"
 }
 # train RUN COMMAND...: six updates of a tiny model
 train() {
-    "${@:2}" -i "$folder/text" -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-4 -x 6 -v 0 -s 0 -o "$folder/$1" >"$out" 2>&1 ||
+    "${@:2}" -i "$scratch/text" -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-4 -x 6 -v 0 -s 0 -o "$scratch/$1" >"$out" 2>&1 ||
         echo "exit status $?"
 }
-losses() { sed -n 's/.*"loss":\([^,}]*\).*/\1/p' "$folder/$1/metrics.jsonl"; }
+losses() { sed -n 's/.*"loss":\([^,}]*\).*/\1/p' "$scratch/$1/metrics.jsonl"; }
 # A logit is the last of about 12 sums of at most 128 products. Each sum has a rounding error of at most 128 units of
 # 2^-24, relative to the sum of the magnitudes, which are about 1. 12 * 128 * 2^-24 is 9e-5. AdamW turns the sign of a
 # weight's step of 1e-4 only where the gradient, and thus the effect on the loss, is as small as its rounding error.
@@ -63,12 +57,9 @@ same_losses() { # RUN RUN
 
 highest=${levels[-1]}
 report "the highest level of this CPU, $highest, runs" "$(is_level "$highest" "$trainer")"
-report "the highest level also runs if TRAIN_GPT2_ARCH is empty" "$(
-    is_level "$highest" env TRAIN_GPT2_ARCH= "$trainer"
-)"
-train wanted env TRAIN_GPT2_ARCH=v2 "$trainer" >"$folder/trouble"
+train wanted env TRAIN_GPT2_ARCH=v2 "$trainer" >"$scratch/trouble"
 report "TRAIN_GPT2_ARCH chooses each of ${levels[*]}, and their losses agree" "$(
-    cat "$folder/trouble"
+    cat "$scratch/trouble"
     for level in "${levels[@]}"; do
         is_level "$level" env TRAIN_GPT2_ARCH="$level" "$trainer"
         train "$level" env TRAIN_GPT2_ARCH="$level" "$trainer"
@@ -134,11 +125,11 @@ if ! command -v mpirun >/dev/null || [[ $("$trainer" --version) != *"MPI ("* ]] 
     skip "$MPI, and a CPU with two levels" 1 "ranks at different levels"
 else
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    flags=(-i "$folder/text" -e l1h1c8 -b 1 -t 8 -x 1 -v 0 -s 0)
+    flags=(-i "$scratch/text" -e l1h1c8 -b 1 -t 8 -x 1 -v 0 -s 0)
     two=(mpirun --oversubscribe --bind-to none -np 1 "$trainer" "${flags[@]}" : -np 1)
     report "ranks at different levels are refused, and a level for all of them is not" "$(
         "${two[@]}" env TRAIN_GPT2_ARCH=v2 "$trainer" "${flags[@]}" >"$out" 2>&1 && echo "they train"
-        grep -q "rank 1 has a different CPU level from rank 0: set TRAIN_GPT2_ARCH" "$out" || cat "$out"
+        grep -q "rank 1 has a different CPU level from rank 0: " "$out" || cat "$out"
         TRAIN_GPT2_ARCH=v2 "${two[@]}" "$trainer" "${flags[@]}" >"$out" 2>&1 || cat "$out"
     )"
 fi

@@ -1,14 +1,14 @@
 /*
 The trainer's model on several ranks, with the trainer's own functions.
-    test_processes                      one rank: -z changes nothing; the number of all-gathers per layer
+    test_processes                      one rank: -z changes nothing
     mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against
-                                        one rank, bits against -z 0, allocated and sent bytes against the plan
+                                        one rank, bits against -z 0, allocated bytes against the plan
     mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same checks;
                                         padding after 50 updates; decoding
     mpirun test_processes late T        the same bits through a late communicator (late_comm.h)
     mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the
                                         bits of --offload 0, also with late copies (late_copies.h); allocated bytes,
-                                        moved bytes, and copies that run beside work
+                                        and copies that run beside work
     mpirun test_processes sample T      a fifth of it: one number of micro-batches and one kind of copies, in turn
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
@@ -37,6 +37,7 @@ static double test_timeout(void);
 #include "late_comm.h"
 #include "late_copies.h"
 #include "replicas.h"
+#include "faulty.h"
 #include "run_open.h"
 #include "slice_copy.h"
 #include "testing.h"
@@ -50,11 +51,6 @@ static double test_timeout(void) {
 
 enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, ROWS = B * T };
 static const GPT2Config config = {13, 300, 384, L, 3, 24};
-
-#define CHECK(holds, ...)                                                                                              \
-    do {                                                                                                               \
-        if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
-    } while (0)
 
 // ---- a device that counts allocated bytes
 
@@ -104,17 +100,11 @@ static const Backend *counting_backend(void) {
 
 // r: -r. Segments of -r 4 have two or three blocks, so that the next bucket is in the other buffer or in the same.
 static ModelOptions options_for(int stage, int r, int micro_steps, const Groups *groups) {
-    ModelOptions p;
-    memset(&p, 0, sizeof p);
-    p.backend = counting_backend();
-    p.B = B;
-    p.T = T;
-    p.micro_steps = micro_steps;
-    p.training = true;
+    ModelOptions p = {.backend = counting_backend(), .B = B, .T = T, .micro_steps = micro_steps, .training = true};
     p.recompute.level = r;
     p.recompute.every = r < RECOMPUTE_BLOCK ? 1 : micro_steps > 1 ? 2 : 3;
     p.recompute.layers = micro_steps > 1 ? L - 1 : L;
-    p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
+    p.remainders = r != 2;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
     p.classifier_rows = 5;  // of 22: several chunks, the last one shorter
@@ -179,7 +169,7 @@ static void update(GPT2 *m, int step) {
 static double own_gradient(const GPT2 *m, int bucket, size_t i) {
     Gradient g = zero_owned_grads(&m->zero, bucket);
     CHECK(g.at, "there are no gradients");
-    return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
+    return (double)gradient_value(g, i);
 }
 
 // This rank's slice of a tensor's gradient on one rank, whose gradients are `real`. *norm: the whole tensor's, squared.
@@ -233,30 +223,27 @@ static void check_number(const char *name, double got, double expected, double l
           m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, name, got, expected);
 }
 
-// a and b from elements a_offset and b_offset on; true for NULL
-static bool same_elements(const void *a, const void *b, size_t a_offset, size_t b_offset, size_t count, size_t size) {
-    return !a || memcmp((const char *)a + a_offset * size, (const char *)b + b_offset * size, count * size) == 0;
-}
-
 // This rank's shard has the same bits in both models: parameters and optimizer state.
 static void check_same_bits(const GPT2 *m, const GPT2 *first) {
     const OptimizerState *a = &m->tensors.optimizer, *b = &first->tensors.optimizer;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t used = param_count(&m->layout, p), size = dtype_size(a->moments);
+        size_t used = param_count(&m->layout, p);
         for (int layer = 0; layer < param_layers(p, &config); layer++) {
             ParamRange x = param_owned_range(&m->layout, p, layer, used);
             ParamRange y = param_owned_range(&first->layout, p, layer, used);
-            size_t n = x.count, blocks = moment_blocks(n), v = updated_by_muon(&m->layout, p) ? 0 : n;
+            size_t v = updated_by_muon(&m->layout, p) ? 0 : x.count;
             size_t x_v = v > 0 ? second_moment_at(&m->layout, p, layer, x) : 0;
             size_t y_v = v > 0 ? second_moment_at(&first->layout, p, layer, y) : 0;
-            bool same =
-                same_elements(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
-                same_elements(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
-                same_elements(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
-                same_elements(a->m, b->m, x.state, y.state, n, size) && same_elements(a->v, b->v, x_v, y_v, v, size) &&
-                same_elements(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
-                same_elements(a->v_scales, b->v_scales, x_v / MOMENT_BLOCK, y_v / MOMENT_BLOCK, moment_blocks(v), 4);
+            OptimizerState of_x = state_at(a, a->params + x.params, x.state, x_v);
+            OptimizerState of_y = state_at(b, b->params + y.params, y.state, y_v);
+            const size_t of_part[] = {x.count, x.count, v};
+            bool same = true;
+            for (int i = 0; i < NUM_STATE_ARRAYS; i++) {
+                const StateArray array = state_array(i, a->remainder, a->moments);
+                size_t bytes = state_elements(&array, of_part[array.part]) * dtype_size(array.dtype);
+                same &= !array.exists || memcmp(of_x.array[i], of_y.array[i], bytes) == 0;
+            }
             CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->options.sharding.stage,
                   m->options.recompute.level, param_specs[id].name, layer);
         }
@@ -281,13 +268,6 @@ static void check_replicas_agree(GPT2 *m) {
     }
 }
 
-static void check_sent(const GPT2 *m, uint64_t sent) {
-    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->options);
-    CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: %zu bytes sent per update, planned %zu",
-          m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, (size_t)sent,
-          (size_t)planned_sent);
-}
-
 static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
 
 // a model on one rank, with the gradients of the batches of `ranks` ranks
@@ -300,16 +280,33 @@ static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     return alone;
 }
 
-// the mean loss of a micro-batch, without gradients
-static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
-    return gpt2_losses(m, m->B, m->T, inputs, targets, not_packed, NULL);
-}
-
 // the mean loss of a micro-batch of each rank
 static double evaluate_once(GPT2 *m) {
     int tokens[2 * ROWS];
     draw_batch(tokens, 99, m->groups.dp->rank);
     return sum_over_ranks(m, (double)gpt2_loss(m, tokens, tokens + ROWS)) / m->groups.dp->size;
+}
+
+static uint64_t hash_own_gradients(const GPT2 *m) {
+    uint64_t hash = 0;
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        Gradient own = zero_owned_grads(&m->zero, b);
+        CHECK(own.at, "there are no gradients");
+        hash = hash_bytes(hash, own.at, param_bucket(&m->layout, b).chunk * dtype_size(own.dtype));
+    }
+    return hash;
+}
+
+// Compares a step with that of one rank, and makes two updates. Returns the hash of this rank's gradients.
+static uint64_t check_updates(GPT2 *m, const GPT2 *alone) {
+    make_gradients(m, 0, 1);
+    uint64_t hash = hash_own_gradients(m);
+    check_gradients(m, alone, limit);
+    check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
+    check_number("the norm", (double)*m->norm_squared, (double)*alone->norm_squared, limit, m);
+    for (int step = 0; step < 2; step++) { update(m, step); }
+    check_replicas_agree(m);
+    return hash;
 }
 
 // every -z with one -r and one number of micro-batches
@@ -320,15 +317,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
     GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
         GPT2 *m = model_make(options_for(stage, r, micro_steps, &groups), groups);
-        make_gradients(m, 0, 1);
-        check_gradients(m, alone, limit);
-        check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
-        check_number("the norm", (double)*m->norm_squared, (double)*alone->norm_squared, limit, m);
-        update(m, 0);
-        uint64_t sent = dp->sent_bytes;
-        update(m, 1);
-        check_sent(m, dp->sent_bytes - sent);
-        check_replicas_agree(m);
+        check_updates(m, alone);
         if (first && micro_steps == 1) { check_same_bits(m, first); }
         double loss = evaluate_once(m);
         if (stage == 0) { evaluated = loss; }
@@ -358,35 +347,6 @@ static int run_layouts(void) {
 
 // ---- tensor parallelism
 
-static uint64_t hash_own_gradients(const GPT2 *m) {
-    uint64_t hash = 0;
-    for (int b = 0; b < num_buckets(&m->layout); b++) {
-        Gradient own = zero_owned_grads(&m->zero, b);
-        CHECK(own.at, "there are no gradients");
-        hash = hash_bytes(hash, own.at, param_bucket(&m->layout, b).chunk * dtype_size(own.dtype));
-    }
-    return hash;
-}
-
-static uint64_t sent_by(const Groups *g) { return g->world->sent_bytes + g->dp->sent_bytes + g->tp->sent_bytes; }
-
-// Returns the hash of this rank's gradients.
-static uint64_t check_slices(const GPT2 *alone, ModelOptions p, const Groups *groups) {
-    GPT2 *m = model_make(p, *groups);
-    make_gradients(m, 0, 1);
-    uint64_t hash = hash_own_gradients(m);
-    check_gradients(m, alone, limit);
-    check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
-    check_number("the norm", (double)*m->norm_squared, (double)*alone->norm_squared, limit, m);
-    update(m, 0);
-    uint64_t sent = sent_by(groups);
-    update(m, 1);
-    check_sent(m, sent_by(groups) - sent);
-    check_replicas_agree(m);
-    model_free(m);
-    return hash;
-}
-
 // -r and -ra do not change a bit of the gradients; with one micro-batch -z does not either.
 static void check_slices_at(int micro_steps, const Groups *groups) {
     Comm *single = comm_single(&cpu_device);
@@ -397,8 +357,10 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
         if (stage > 0 && groups->dp->size == 1) { break; }
         ModelOptions p = options_for(stage, r, micro_steps, groups);
         p.gather_again = again;
-        p.master = MASTER_SPLIT;
-        uint64_t hash = check_slices(alone, p, groups);
+        p.remainders = true;
+        GPT2 *m = model_make(p, *groups);
+        uint64_t hash = check_updates(m, alone);
+        model_free(m);
         if (k == 0 || (micro_steps > 1 && r == 0 && again == 0)) { first = hash; }
         CHECK(hash == first, "-tp %d -z %d -r %d -ra %d, %d micro-batches: the gradients have other bits",
               groups->tp->size, stage, r, again, micro_steps);
@@ -425,15 +387,15 @@ static void check_decoding(GPT2 *m, GPT2 *alone) {
     }
 }
 
-// Whether master, remainder and moments of an element are zero; v: that of its second moment, NULL: none. 8-bit moments
-// are not checked.
-static bool state_is_zero(const OptimizerState *o, size_t element, const size_t *v) {
+// Whether the first element of a state is zero, but for 8-bit moments; second: it has a second moment.
+static bool state_is_zero(OptimizerState o, bool second) {
     static const unsigned char zeros[sizeof(real)];
-    size_t size = dtype_size(o->moments);
-    if (o->master && o->master[element] != 0) { return false; }
-    if (o->remainder && o->remainder[element] != 0) { return false; }
-    return o->moments == DT_U8 || (memcmp((const char *)o->m + element * size, zeros, size) == 0 &&
-                                   (!v || memcmp((const char *)o->v + *v * size, zeros, size) == 0));
+    for (int i = 0; i < NUM_STATE_ARRAYS; i++) {
+        const StateArray a = state_array(i, o.remainder, o.moments);
+        bool checked = a.exists && (a.part == OF_WEIGHTS || o.moments != DT_U8) && (a.part != OF_V || second);
+        if (checked && memcmp(o.array[i], zeros, dtype_size(a.dtype)) != 0) { return false; }
+    }
+    return true;
 }
 
 // Checks that a tensor's padding and the state of the padding are zero. Returns the number of padding elements.
@@ -450,8 +412,10 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
             double value = (double)to_real(m->tensors.optimizer.params[offset + i]);
             CHECK(value == 0, "padding element %zu of %s is %g, expected 0", i, param_specs[id].name, value);
             ParamRange element = {i, 1, offset + i, offset + i};
-            size_t v = second_moment_at(&m->layout, id, layer, element);
-            CHECK(state_is_zero(&m->tensors.optimizer, offset + i, updated_by_muon(&m->layout, id) ? NULL : &v),
+            bool second = !updated_by_muon(&m->layout, id);
+            size_t v = second ? second_moment_at(&m->layout, id, layer, element) : 0;
+            const OptimizerState *o = &m->tensors.optimizer;
+            CHECK(state_is_zero(state_at(o, o->params + offset + i, offset + i, v), second),
                   "padding element %zu of %s has optimizer state", i, param_specs[id].name);
             padding++;
         }
@@ -463,12 +427,12 @@ static size_t check_padding_of(const GPT2 *m, ParamId id) {
 
 // Padding heads, MLP channels and ids are exactly zero after 50 updates, and so is their state. The loss agrees with
 // one rank.
-static void check_padding(const Groups *groups, MasterKind master, DType moments) {
+static void check_padding(const Groups *groups, bool remainders, DType moments) {
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
     ModelOptions p = options_for(0, 0, 1, &alone);
-    p.master = master;
+    p.remainders = remainders;
     p.moments = moments;
     p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
@@ -495,9 +459,9 @@ static void check_padding(const Groups *groups, MasterKind master, DType moments
 }
 
 static void check_padding_of_all_states(const Groups *groups) {
-    check_padding(groups, MASTER_SPLIT, DT_REAL);
-    check_padding(groups, MASTER_NONE, DT_BF16);
-    check_padding(groups, MASTER_FP32, DT_U8);
+    check_padding(groups, true, DT_REAL);
+    check_padding(groups, false, DT_BF16);
+    check_padding(groups, true, DT_U8);
 }
 
 // ---- late collectives
@@ -585,37 +549,14 @@ static void check_late(const Groups *groups) {
 // ---- --offload
 
 // Matmuls and buckets of the update count as work beside copies.
-static void counted_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                   const floatX *residual, int N, int C, int OC, Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
+static void count_work(const OpCall *call, Exec *ex) {
+    static const char *const counted[] = {"matmul_forward", "matmul_backward", "adamw_update", "muon_momentum",
+                                          "muon_weights"};
+    (void)ex;
+    for (size_t i = 0; i < LEN(counted); i++) { late_copies()->work += strcmp(call->op, counted[i]) == 0; }
 }
 
-static void counted_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                    const floatX *dout, const floatX *in, const floatX *weight, const floatX *gelu_pre,
-                                    GradMode mode, int N, int C, int OC, Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
-}
-
-static void counted_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                 const UpdateRange *ranges, int num_ranges, size_t n, const StepHyper *hyper,
-                                 Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
-}
-
-static void counted_muon_momentum(floatX *update, const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                  const UpdateRange *range, size_t n, const StepHyper *hyper, Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.muon_momentum(update, state, grads, norm_squared, range, n, hyper, ex);
-}
-
-static void counted_muon_weights(const OptimizerState *state, const floatX *update, const real *norm_squared,
-                                 const UpdateRange *range, size_t n, real scale, const StepHyper *hyper, Exec *ex) {
-    late_copies()->work++;
-    cpu_ops.muon_weights(state, update, norm_squared, range, n, scale, hyper, ex);
-}
+static void count_nothing(const OpCall *call, Exec *ex) { (void)call, (void)ex; }
 
 // Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.
 static void check_waited(const GPT2 *m, const char *work) {
@@ -641,9 +582,8 @@ static uint64_t hash_own_params(uint64_t hash, const GPT2 *m) {
     return hash;
 }
 
-// One more update sends the bytes of the formulas, and waits for its copies.
+// One more update waits for its copies.
 static void check_moved(GPT2 *m) {
-    uint64_t sent = sent_by(&m->groups);
     late_copies()->exposed = 0;
     make_gradients(m, 2, 1);
     check_ahead(m, "micro-steps", 6 * m->options.micro_steps);
@@ -651,31 +591,25 @@ static void check_moved(GPT2 *m) {
     change_params(m, 2);
     check_waited(m, "update");
     check_ahead(m, "update", 2);
-    check_sent(m, sent_by(&m->groups) - sent);
 }
 
 // a hash of two updates and of this rank's state after them
 static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyKind kind) {
     static Device device;
     static Backend backend;
-    static Ops ops;
+    static const OpHooks hooks = {&cpu_ops, count_work, count_nothing, NULL};
     Comm *const comms[] = {groups.world, groups.dp, groups.tp};
     device = late_device(kind);
-    ops = cpu_ops;
-    ops.matmul_forward = counted_matmul_forward;
-    ops.matmul_backward = counted_matmul_backward;
-    ops.adamw_update = counted_adamw_update;
-    ops.muon_momentum = counted_muon_momentum;
-    ops.muon_weights = counted_muon_weights;
     backend = cpu_backend;
     backend.device = &device;
-    backend.ops = &ops;
+    backend.ops = &hooked_ops;
     p.backend = &backend;
     p.sharding.offload = offload;
     p.recompute.offload_inputs = offload >= OFFLOAD_INPUTS;
     for (int i = 0; i < 3; i++) { comms[i]->device = &device; }
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
     gpt2_build(m, config, p, groups);
+    m->exec.hooks = (OpHooks *)&hooks;
     gpt2_init(m, 7);
     Plan plan = gpt2_plan(&config, &p);
     CHECK((size_t)(late_copies()->host_end - late_copies()->host) == plan_bytes(&plan, HOST),
@@ -718,11 +652,11 @@ static void check_offload(const Groups *groups, bool whole) {
 // ---- bytes
 
 // The model allocates only the plan on the device, and the staging communicators allocate nothing there.
-static void check_device_bytes(int t, Comm *host) {
+static void check_device_bytes(int t, Comm *launched) {
 #ifdef HAVE_MPI
     const Device *device = counting_device();
     Groups groups;
-    groups.world = comm_mpi_for_device(host, device);
+    groups.world = comm_mpi_for_device(launched, device);
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
     for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
@@ -743,11 +677,11 @@ static void check_device_bytes(int t, Comm *host) {
     comm_close(groups.world);
 #endif
     (void)t;
-    (void)host;
+    (void)launched;
 }
 
 // A shape without gaps in the flat buffer, for two shards and for two slices.
-enum { VOLUME_L = 3, VOLUME_C = 256, VOLUME_V = 256, VOLUME_T = 16, VOLUME_MICRO_STEPS = 2 };
+enum { VOLUME_L = 6, VOLUME_C = 256, VOLUME_V = 256, VOLUME_T = 16, VOLUME_MICRO_STEPS = 2 };
 static const GPT2Config volume_config = {VOLUME_T, VOLUME_V, VOLUME_V, VOLUME_L, 4, VOLUME_C};
 
 // bytes sent by the second update, per group
@@ -757,7 +691,6 @@ typedef struct {
 
 static Sent sent_by_update(ModelOptions p, const Groups *groups) {
     int tokens[2 * VOLUME_T];
-    p.sharding.optimizer = OPTIMIZER_ADAMW;  // Muon sends more than the papers' formulas
     GPT2 *m = model_make_of(volume_config, p, *groups);
     Sent sent = {0, 0, 0};
     for (int step = 0; step < 2; step++) {
@@ -781,49 +714,75 @@ static void check_volume(const char *name, uint64_t got, uint64_t expected) {
     CHECK(got == expected, "%s: %zu bytes sent, expected %zu", name, (size_t)got, (size_t)expected);
 }
 
+static ModelOptions volume_options(int stage, int level, const Groups *groups) {
+    ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups);
+    Recompute recompute = {level, 3, VOLUME_L, false};  // -r 4: two checkpoint segments
+    p.B = 1;
+    p.T = VOLUME_T;
+    p.recompute = recompute;
+    p.sharding.optimizer = OPTIMIZER_ADAMW;
+    return p;
+}
+
 // A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (Rajbhandari et al.
 // 2020):
 //     -z 0 and 1   2 P        -z 1: half gradients, half parameters
 //     -z 2         (G + 1) P
 //     -z 3         3 G P      less 2 layers per micro-batch that the backward finds in the two buffers, and less the
-//                             embeddings and lnf, all-gathered once per update instead of twice per micro-batch
+//                             embeddings and lnf, all-gathered once per update instead of twice per micro-batch.
+//                             -r 4: it finds one, and gathers the first of each of 2 segments twice
+//     Muon         2 M more, with the matrices M
 static void check_volume_of_stages(const Groups *groups) {
     const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
     const uint64_t rest = (VOLUME_V + VOLUME_T + 2) * C, P = VOLUME_L * layer + rest;
-    const uint64_t gradients[] = {2 * P, P, G * P, G * P};
-    const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
-    for (int stage = 0; stage <= 3; stage++) {
-        char name[32];
-        ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups);
-        p.B = 1;
-        p.T = VOLUME_T;
-        p.recompute.layers = VOLUME_L;
+    const uint64_t whole = 2 * G * P - (2 * G - 1) * rest;  // every layer, in each forward and backward
+    const struct {
+        int stage, level;
+        OptimizerKind optimizer;
+        uint64_t gradients, params;
+    } cases[] = {{0, 0, OPTIMIZER_ADAMW, 2 * P, 0},
+                 {1, 0, OPTIMIZER_ADAMW, P, P},
+                 {2, 0, OPTIMIZER_ADAMW, G * P, P},
+                 {3, 0, OPTIMIZER_ADAMW, G * P, whole - 2 * G * layer},
+                 {3, 4, OPTIMIZER_ADAMW, G * P, whole + G * layer},
+                 {1, 0, OPTIMIZER_MUON, P, P + 2 * VOLUME_L * 12 * C * C}};
+    for (size_t i = 0; i < LEN(cases); i++) {
+        char name[48];
+        ModelOptions p = volume_options(cases[i].stage, cases[i].level, groups);
+        p.sharding.optimizer = cases[i].optimizer;
         Sent sent = sent_by_update(p, groups);
-        snprintf(name, sizeof name, "-z %d on 2 ranks", stage);
-        check_volume(name, sent.dp, (gradients[stage] * sizeof(real) + params[stage] * sizeof(floatX)) / 2);
+        snprintf(name, sizeof name, "case %zu, -z %d -r %d on 2 ranks", i, cases[i].stage, cases[i].level);
+        check_volume(name, sent.dp, (cases[i].gradients * sizeof(real) + cases[i].params * sizeof(floatX)) / 2);
         check_volume("loss and norm", sent.world, 2 * sizeof(real));
     }
 }
 
 // Sequence parallelism (Korthikanti et al. 2022). A collective of rows sends (t - 1) / t of B*T*C elements.
 //     a layer's forward    2 all-gathers, 2 reduce-scatters
-//     a layer's backward   2 all-gathers, 2 reduce-scatters; with -ra 1 two more all-gathers
+//     a layer's backward   2 all-gathers, 2 reduce-scatters; two more all-gathers with -ra 1, or where layernorms are
+//                          recomputed
+//     -r 4                 2 all-gathers, 2 reduce-scatters again; of the last block of a segment one of each
 //     outside of layers    a reduce-scatter of the embeddings and an all-gather of lnf, and the same in the backward;
 //                          an all-gather of 3 statistics per row of logits
 // Once per update the gradients of replicated tensors are all-reduced: 6 C per layer, wpe and lnf.
 static void check_volume_of_slices(const Groups *groups) {
-    const uint64_t C = VOLUME_C, T = VOLUME_T, per_layer[] = {4 + 4, 4 + 6}, replicated = (6 * VOLUME_L + T + 2) * C;
-    for (int again = 0; again < 2; again++) {
+    const uint64_t C = VOLUME_C, T = VOLUME_T, replicated = (6 * VOLUME_L + T + 2) * C;
+    const struct {
+        int level;
+        bool again;
+        uint64_t collectives;  // of all layers
+    } cases[] = {{0, false, VOLUME_L * (4 + 4)},
+                 {0, true, VOLUME_L * (4 + 6)},
+                 {2, false, VOLUME_L * (4 + 6)},
+                 {4, true, VOLUME_L * (4 + 6 + 4) - 2 * 2}};
+    for (size_t i = 0; i < LEN(cases); i++) {
         char name[32];
-        ModelOptions p = options_for(0, 0, VOLUME_MICRO_STEPS, groups);
-        p.B = 1;
-        p.T = VOLUME_T;
-        p.recompute.layers = VOLUME_L;
-        p.gather_again = again;
-        uint64_t rows = (per_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
+        ModelOptions p = volume_options(0, cases[i].level, groups);
+        p.gather_again = cases[i].again;
+        uint64_t rows = (cases[i].collectives + 4) * T * C / 2 * sizeof(floatX);
         uint64_t micro = rows + 3 * T * sizeof(real);
         Sent sent = sent_by_update(p, groups);
-        snprintf(name, sizeof name, "-tp 2 -ra %d", again);
+        snprintf(name, sizeof name, "-tp 2 -ra %d -r %d", cases[i].again, cases[i].level);
         check_volume(name, sent.tp, VOLUME_MICRO_STEPS * micro + replicated * sizeof(real));
         check_volume("loss and norm", sent.world, 2 * sizeof(real));
     }
@@ -940,50 +899,28 @@ static int run_groups(int t, const char *command) {
 // ---- a rank that goes wrong
 
 // like the trainer's main, but a resumed run's saved flags are not read
-static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
+static TrainArgs trainer_args(int argc, char **argv, Comm *launched) {
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
-    args_set_ranks(&args, host);
-    share_machine(&args, host);
-    args_check(&args);
+    args_set_ranks(&args, launched);
+    share_machine(&args, launched);
+    require_consistent_flags(&args);
     return args;
-}
-
-typedef struct {
-    int calls, first, last;
-    real value;
-} Fault;
-
-static Fault *fault(void) {
-    static Fault f;
-    return &f;
-}
-
-static void faulty_attention_forward(floatX *out, real *lse, const floatX *qkv, int N, int S, int NH, int HS,
-                                     Exec *ex) {
-    Fault *f = fault();
-    cpu_ops.attention_forward(out, lse, qkv, N, S, NH, HS, ex);
-    if (ex->layer != 1) { return; }
-    f->calls++;
-    if (f->calls >= f->first && f->calls <= f->last) { out[3] = to_floatX(f->value); }
 }
 
 // The commands replicas, weight and fault, whose arguments begin with the rank that goes wrong.
 static int run_wrong(const char *command, char **arguments, int argc, char **argv) {
-    Comm *host = comm_open();
-    TrainArgs args = trainer_args(argc, argv, host);
+    Comm *launched = comm_open();
+    TrainArgs args = trainer_args(argc, argv, launched);
     bool replicas = strcmp(command, "replicas") == 0, weight = strcmp(command, "weight") == 0;
-    bool is_wrong = host->rank == atoi(arguments[0]);
+    bool is_wrong = launched->rank == atoi(arguments[0]);
     Run run;
-    run_open(&run, &args, host);
+    run_open(&run, &args, launched);
     GPT2 *m = &run.model;
-    Ops faulty = *m->ops;
+    Ops faulty;
     if (weight && is_wrong) { m->tensors.optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
-    if (!replicas && !weight) {
-        const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
-        *fault() = f;
-        faulty.attention_forward = faulty_attention_forward;
-        if (is_wrong) { m->ops = &faulty; }
+    if (!replicas && !weight && is_wrong) {
+        insert_fault(m, &faulty, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3]));
     }
     while (run.step < run.max_steps) {
         if (replicas) {
@@ -998,22 +935,22 @@ static int run_wrong(const char *command, char **arguments, int argc, char **arg
             *param = to_floatX(to_real(*param) * (real)1.01);
         }
         check_replicas_agree(m);
-        if (replicas && host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
+        if (replicas && launched->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
         if (!replicas && is_due(run.step, args.checkpoint_every, false)) { save_step(&run, true); }
-        check_skips(&args, &run.outliers, &run.log, run.step >= run.max_steps);
+        require_updates(&run.outliers, &run.log, run.step >= run.max_steps);
     }
     run_close(&run);
-    comm_close(host);
+    comm_close(launched);
     return 0;
 }
 
 // ---- the trainer and its files
 
 static int run_trainer(int argc, char **argv) {
-    Comm *host = comm_open();
-    TrainArgs args = trainer_args(argc, argv, host);
-    train(&args, host);
-    comm_close(host);
+    Comm *launched = comm_open();
+    TrainArgs args = trainer_args(argc, argv, launched);
+    train(&args, launched);
+    comm_close(launched);
     return 0;
 }
 
@@ -1048,25 +985,6 @@ TEST(test_one_rank) {
     check_layouts(4, 2, single);
     assert_int_equal(single->sent_bytes, 0);
     comm_close(single);
-}
-
-// A layer is all-gathered once in the forward and once in the backward. The backward finds two layers in the buffers.
-// In segments of three blocks, the first block is all-gathered once more after its recomputation.
-TEST(test_layer_gathers) {
-    const struct {
-        int level, every, layers, gathers;
-    } cases[] = {{0, 1, 1, 1},
-                 {0, 1, 2, 2},
-                 {0, 1, 12, 22},
-                 {4, 1, 12, 22},
-                 {4, 2, 12, 22},
-                 {4, 3, 12, 12 + 3 + 3 * 4},
-                 {4, 12, 12, 12 + 12 + 10}};
-    for (size_t i = 0; i < LEN(cases); i++) {
-        Recompute r = {cases[i].level, cases[i].every, cases[i].layers, false};
-        printf("    -r %d -rk %d, %d layers: %d\n", r.level, r.every, r.layers, zero_layer_gathers(&r, r.layers));
-        assert_int_equal(zero_layer_gathers(&r, r.layers), cases[i].gathers);
-    }
 }
 
 int main(int argc, char **argv) {

@@ -3,10 +3,9 @@
 # late collectives, --offload, bytes and files.
 #   PROGRAM=build/test/test_processes dev/test/test_processes_model.sh [more]
 #   more   what takes long and differs from the other cases by a number of ranks or a type: `make test-all`
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 . dev/test/ranks.sh
+use_ranks
 
 # ROW...: number of ranks, and the arguments of test_processes
 agree() {

@@ -2,6 +2,8 @@
 --profile sees every operation and copy of a step: one that is forgotten would be missing from traces.
 */
 #include "testing.h"
+#include "llmc/run/backends.h"
+#include "llmc/run/flag_table.h"
 #include "llmc/run/hooks.h"
 
 TEST(test_operations_are_hooked_and_copies_wrapped) {
@@ -22,8 +24,7 @@ TEST(test_operations_are_hooked_and_copies_wrapped) {
 TEST(test_without_the_flag_the_backend_is_the_same) {
     Profile p;
     assert_ptr_equal(profile_backend(&p, &default_args, &cpu_backend, 1), &cpu_backend);
-    Exec ex;
-    memset(&ex, 0, sizeof ex);
+    Exec ex = {0};
     profile_step_begin(&p, 7, &ex);
     profile_step_end(&p, true, &ex);
     profile_close(&p);

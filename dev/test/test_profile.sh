@@ -1,18 +1,10 @@
 #!/usr/bin/env bash
 # --profile: the trace of each backend and of several ranks, and the bits of the run.
 #   TRAINER=./train_gpt2 EMULATED=build/emulated/train_gpt2 dev/test/test_profile.sh
-set -uo pipefail
-# shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
-
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
-emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_AUTOTUNE_CACHE=
-scratch=$(mktemp -d) out=$scratch/out
-trap 'rm -rf "$scratch"' EXIT
-cd "$scratch" || exit 1
+in_scratch
+export OMP_NUM_THREADS=1 PYTHONPATH=$PWD
 seq 1 1500 >text
-export PYTHONPATH=$scratch
 
 cat >check_trace.py <<'END'
 """The trace of steps of l3h2c32, -b 2 -t 16, 64 tokens an update, against counts and FLOPs from the model's shape."""
@@ -22,7 +14,6 @@ import sys
 
 L, C, V, T, G, TOKENS = 3, 32, 256, 16, 2, 64
 ROUNDED = 0.0011  # microseconds: ts and dur are printed with three digits
-
 
 def read(path, steps):
     """[(step event, its operations in order)]; prints what does not hold of every trace."""
@@ -45,21 +36,19 @@ def read(path, steps):
         print(f"{len(below)} events, of which {sum(map(len, inside))} lie within a step")
     return list(zip(tops, inside))
 
-
 def counts(events):
     return dict(collections.Counter(e["name"] for e in events))
-
 
 def same(what, found, expected):
     if found != expected:
         print(f"{what}: found {found}, expected {expected}")
 
-
 def check_step(events, recomputed):
     """One step of one rank. recomputed: 0 with -r 0; with -r 4 -rk 2 the blocks of segments of two are recomputed."""
-    micro = {"embedding_forward": 1, "layernorm_forward": 2 * L + 1, "matmul_forward": 4 * L + 1, "gelu_forward": L,
-             "attention_forward": L, "classifier": 1, "loss_sum": 1, "matmul_backward": 4 * L + 1,
-             "layernorm_backward": 2 * L + 1, "attention_backward": L, "embedding_backward": 1, "upload": 2,
+    micro = {"embedding_forward": 1, "layernorm_forward": 2 * L + 1, "matmul_forward": 4 * L + 1,
+             "activation_forward": L, "attention_forward": L, "classifier": 1, "loss_sum": 1,
+             "matmul_backward": 4 * L + 1, "layernorm_backward": 2 * L + 1, "attention_backward": L,
+             "embedding_backward": 1, "upload": 2,
              "fill": 1 + L}  # of dresidual, and in each block of the gradient of the keys' bias
     flops = 6 * (12 * L * C * C + V * C) + 7 * L * C * (T + 1)
     if recomputed:  # the forward of block 0 runs again as a whole, those of 1 and 2 without the down-projection
@@ -67,7 +56,7 @@ def check_step(events, recomputed):
         micro["layernorm_from_statistics"] = 2 * L + 2
         micro["matmul_forward"] += 4 + 2 * 3
         micro["attention_forward"] += 3
-        micro["gelu_forward"] += 1 + L
+        micro["activation_forward"] += 1 + L
         flops += 3 * (16 * C * C + 2 * C * (T + 1)) + 8 * C * C
     expected = {name: G * n for name, n in micro.items()}
     expected["fill"] += 1
@@ -87,7 +76,7 @@ def check_step(events, recomputed):
         outside = copies or e["name"].startswith(("embedding", "classifier", "loss", "global", "adamw"))
         if outside and layer is not None:
             print(f"{e['name']} in layer {layer}")
-        if layer is None and e["name"].startswith(("attention", "gelu")):
+        if layer is None and e["name"].startswith(("attention", "activation")):
             print(f"{e['name']} without a layer")
         if e["name"].startswith(("matmul", "layernorm")):
             tensor = e["args"].get("tensor", "")
@@ -96,7 +85,6 @@ def check_step(events, recomputed):
     order = [e["args"]["layer"] for e in events if e["name"] == "attention_backward"]
     same("layers of attention_backward", order, list(range(L - 1, -1, -1)) * G)
 
-
 if __name__ == "__main__":
     for top, events in read(sys.argv[1], [int(step) for step in sys.argv[3:]]):
         check_step(events, int(sys.argv[2]))
@@ -104,114 +92,49 @@ END
 
 quiet=(-v 0 -s 0)
 model=(-i text -e l3h2c32 -b 2 -t 16 -d 64 "${quiet[@]}")
-# train PROGRAM STATUS ARGUMENT...: runs a program, which must exit with STATUS
-train() {
-    local status=0
-    "$1" "${@:3}" >"$out" 2>&1 </dev/null || status=$?
-    [ "$status" -eq "$2" ] || echo "exit status $status, expected $2"
-}
 check() { python3 check_trace.py "$@" 2>&1; }
 losses() { sed -nE 's/.*"loss":([^,]*),"grad_norm":([^,]*),.*/\1 \2/p' "$1/metrics.jsonl"; }
 traces() { find "$1" -mindepth 1 -maxdepth 1 -name '*profile*' -printf '%f\n' | sort | paste -sd ' '; }
-same() { [ "$1" = "$2" ] || printf 'expected:\n%s\nfound:\n%s\n' "$1" "$2"; }
-says() { grep -qF -- "$1" "$out" || echo "expected '$1'"; }
 
 report "a CPU: events, FLOPs, bytes, layers and tensors of the third and the fourth step" "$(
-    train "$trainer" 0 "${model[@]}" -r 0 -x 6 -o cpu --profile 2
-    says "profile   2 steps in cpu/profile.json"
+    run 0 "${model[@]}" -r 0 -x 6 -o cpu --profile 2
+    says "$out" "profile   2 steps in cpu/profile.json"
     check cpu/profile.json 0 3 4
-    same profile.json "$(traces cpu)"
+    equal "$(traces cpu)" profile.json
 )"
 report "the bits of a run are those without --profile" "$(
-    train "$trainer" 0 "${model[@]}" -r 0 -x 6 -o plain
-    same "$(losses plain)" "$(losses cpu)"
-    same 6 "$(losses cpu | wc -l)"
+    run 0 "${model[@]}" -r 0 -x 6 -o plain
+    equal "$(losses cpu)" "$(losses plain)"
+    equal "$(losses cpu | wc -l)" 6
 )"
 report "recomputed activations" "$(
-    train "$trainer" 0 "${model[@]}" -r 4 -rk 2 -x 3 -o recomputed --profile 1
-    says "profile   1 step in recomputed/profile.json"
+    run 0 "${model[@]}" -r 4 -rk 2 -x 3 -o recomputed --profile 1
+    says "$out" "profile   1 step in recomputed/profile.json"
     check recomputed/profile.json 1 3
 )"
-report "validation and samples between profiled steps are not in the trace" "$(
-    train "$trainer" 0 "${model[@]}" -v 1 -m 1 -s 1 -g 3 -r 0 -x 5 -o between --profile 3
-    check between/profile.json 0 3 4 5
-)"
 report "a resumed run replaces the trace, and does not keep the flag" "$(
-    train "$trainer" 0 "${model[@]}" -r 0 -x 5 -o resumed -n 5 --profile 1
-    train "$trainer" 0 -o resumed -y 1 -x 8 --profile 1
+    run 0 "${model[@]}" -r 0 -x 5 -o resumed -n 5 --profile 1
+    run 0 -o resumed -y 1 -x 8 --profile 1
     check resumed/profile.json 0 8
     rm resumed/profile.json
-    train "$trainer" 0 -o resumed -y 1 -x 12
+    run 0 -o resumed -y 1 -x 12
     [ ! -e resumed/profile.json ] || echo "the resumed run was profiled"
 )"
 report "the emulated GPU: the same events, beside CUDA graphs; the bits are the same" "$(
-    train "$emulated" 0 "${model[@]}" -r 0 -x 6 -o gpu --device cuda --profile 2
+    trainer=$emulated run 0 "${model[@]}" -r 0 -x 6 -o gpu --device cuda --profile 2
     check gpu/profile.json 0 3 4
-    train "$emulated" 0 "${model[@]}" -r 0 -x 6 -o gpu_plain --device cuda
-    same "$(losses gpu_plain)" "$(losses gpu)"
-)"
-report "the emulated GPU whose streams run when the host waits" "$(
-    SIMT_LATE=1 train "$emulated" 0 "${model[@]}" -r 0 -x 4 -o late --device cuda --profile 2
-    check late/profile.json 0 3 4
-    same "$(losses gpu | head -n 4)" "$(losses late)"
+    trainer=$emulated run 0 "${model[@]}" -r 0 -x 6 -o gpu_plain --device cuda
+    equal "$(losses gpu)" "$(losses gpu_plain)"
 )"
 # more calls than are held at once
 report "6000 calls in a step" "$(
-    train "$trainer" 0 -i text -e l3h2c32 -b 1 -t 4 -d 400 -r 0 "${quiet[@]}" -x 3 -o many --profile 1
+    run 0 -i text -e l3h2c32 -b 1 -t 4 -d 400 -r 0 "${quiet[@]}" -x 3 -o many --profile 1
     python3 - 2>&1 <<'END'
 from check_trace import counts, read
 (top, events), = read("many/profile.json", [3])
 if counts(events)["attention_forward"] != 300:
     print(counts(events))
 END
-)"
-
-# ---- examples: attention and position embeddings of each of the sequences in a row
-
-python3 - >talks.jsonl <<'END'
-import json
-for i in range(40):  # 24 tokens in a row: two conversations, and 2 unused positions, fill a row of 50
-    print(json.dumps({"messages": [{"role": "user", "content": f"{i:03}"}, {"role": "assistant", "content": "ab"}]}))
-END
-talks=(-i talks.jsonl -e l3h2c32 -b 1 -t 50 -d 100 -r 0 -x 4 "${quiet[@]}")
-cat >check_talks.py <<'END'
-"""The traces of all ranks of a run with 2 micro-batches an update: a row of 50 has sequences of 24, 24 and 2 tokens."""
-import collections
-import sys
-
-from check_trace import C, G, L, V, counts, read, same
-
-TOKENS, FLOAT = 100, 4
-SEQUENCES = [24, 24, 2]
-ranks = len(sys.argv) - 1
-PARTS = {1: SEQUENCES, 2: [24, 24, 24, 2]}[ranks]  # the sequences of all calls; rank 1 of 2 has the rows from 25 on
-flops, moved = 0, collections.Counter()
-for rank, path in enumerate(sys.argv[1:]):
-    for top, events in read(path, [3, 4]):
-        found = counts(events)
-        numbers = {"attention": L * len(SEQUENCES), "position_embedding": len(PARTS) // ranks, "token_embedding": 1}
-        for name, number in numbers.items():
-            same(name, (found[name + "_forward"], found[name + "_backward"]), (G * number, G * number))
-        flops += sum(e["args"]["flops"] for e in events)
-        for e in events:
-            moved[e["name"]] += e["args"]["bytes"]
-per_token = 6 * (12 * L * C * C + V * C)
-attention = 7 * L * C * sum(n * (n + 1) for n in SEQUENCES)
-same("FLOPs of two steps", flops, 2 * (TOKENS * per_token + G * attention))
-same("bytes of the position embeddings", moved["position_embedding_forward"],
-     2 * C * FLOAT * (2 * TOKENS + G * sum(PARTS)))
-# the first call of a step, on each rank, sets the gradient of all 50 positions; the others add to it
-same("bytes of their gradient", moved["position_embedding_backward"],
-     2 * C * FLOAT * (TOKENS + 50 * (2 * G * len(PARTS) - ranks)))
-same("bytes of the token embeddings", moved["token_embedding_forward"], 2 * TOKENS * ranks * (2 * C * FLOAT + 4))
-END
-report "examples: operations of each sequence in a row, and the bits of the run" "$(
-    train "$trainer" 0 "${talks[@]}" -o talks --profile 2
-    python3 check_talks.py talks/profile.json 2>&1
-    train "$trainer" 0 "${talks[@]}" -o talks_plain
-    same "$(losses talks_plain)" "$(losses talks)"
-    train "$emulated" 0 "${talks[@]}" -o talks_gpu --device cuda --profile 2
-    python3 check_talks.py talks_gpu/profile.json 2>&1
 )"
 
 # ---- a run that is stopped
@@ -225,7 +148,7 @@ report "a run stopped by a signal leaves its whole steps" "$(
     done
     kill -TERM $process
     wait $process || echo "status $?"
-    same profile.json "$(traces stopped)"
+    equal "$(traces stopped)" profile.json
     python3 - 2>&1 <<'END'
 from check_trace import counts, read
 import json
@@ -238,58 +161,39 @@ for top, events in read("stopped/profile.json", list(range(3, 3 + steps))):
         print(counts(events))
 END
 )"
-report "a run that ends before its third step writes no trace" "$(
-    train "$trainer" 1 "${model[@]}" -x 9 -o short --profile 2 --time-limit 1e-9
-    same "" "$(traces short)"
-    ! grep '^profile ' "$out"
-)"
 
 # ---- errors
 
-# refused WORDS STATUS ARGUMENT...: one sentence on stderr
-refused() {
+# fails WORDS STATUS ARGUMENT...: one sentence on stderr
+fails() {
     report "an error: $1" "$(
-        "$trainer" "${model[@]}" "${@:3}" 2>"$out" >/dev/null </dev/null
-        found=$?
-        [ $found = "$2" ] || echo "status $found, expected $2"
-        says "$1"
-        same 1 "$(wc -l <"$out")"
+        run "$2" "${model[@]}" -x 9 "${@:3}"
+        says "$err" "$1"
+        one_line "$err"
     )"
 }
-refused "--profile write files, but no -o is given: add -o DIR" 2 -x 9 --profile 3
-refused "--profile 3 records the steps after the first 2, but only 4 steps are left: give a larger -x" 2 -x 4 \
-    -o none --profile 3
-report "the refused run has written nothing" "$(! ls none 2>/dev/null)"
-mkdir -p folder/profile.json.part full renamed/profile.json/x
+fails "--profile write files, but no -o is given: add -o DIR" 2 --profile 3
+fails "--profile 8 records the steps after the first 2, but only 9 steps are left: give a larger -x" 2 \
+    -o none --profile 8
+mkdir -p folder/profile.json.part full
 printf '#!/bin/sh\nulimit -f 8\nexec "%s" "$@"\n' "$trainer" >limited && chmod +x limited  # files of 8 KiB
-refused "could not write 'folder/profile.json': Is a directory; make room in -o, or leave out --profile" 1 -x 9 \
+fails "could not write 'folder/profile.json': Is a directory; make room in -o, or leave out --profile" 1 \
     -o folder --profile 1
-unlimited=$trainer trainer=./limited
-refused "could not write 'full/profile.json': File too large" 1 -x 9 -o full --profile 1
-trainer=$unlimited
-refused "could not write 'renamed/profile.json': " 1 -x 9 -o renamed --profile 1
-report "a trace that could not be written leaves nothing behind" "$(
-    same "" "$(traces full)"
-    same profile.json "$(traces renamed)"
-)"
+trainer=./limited fails "could not write 'full/profile.json': File too large" 1 -o full --profile 1
+report "a trace that could not be written leaves nothing behind" "$(equal "$(traces full)" "")"
 
 # ---- several ranks
 
-mpi=$("$trainer" --version | grep -o MPI)
-if ! command -v mpirun >/dev/null || [ -z "$mpi" ]; then
-    skip "$MPI" 3 "several ranks"
-    end_tests
-    exit
-fi
-use_mpirun "$mpi" 0
+use_mpirun "$("$trainer" --version | grep -o MPI)" 2
 # on RANKS ARGUMENT...: the trainer on so many ranks
-on() { train mpirun 0 --oversubscribe --bind-to none -np "$1" "$trainer" "${@:2}"; }
+# shellcheck disable=SC2097,SC2098  # run starts mpirun, and mpirun the trainer
+on() { trainer=mpirun run 0 --oversubscribe --bind-to none -np "$1" "$trainer" "${@:2}"; }
 report "ZeRO: a trace for each rank, with its collectives, its share of the update and the bits of the run" "$(
     for stage in 1 3; do
         on 2 "${model[@]}" -r 0 -x 4 -o zero_$stage -z $stage --profile 2
         on 2 "${model[@]}" -r 0 -x 4 -o zero_plain_$stage -z $stage
-        same "$(losses zero_plain_$stage)" "$(losses zero_$stage)"
-        same "profile_0.json profile_1.json" "$(traces zero_$stage)"
+        equal "$(losses zero_$stage)" "$(losses zero_plain_$stage)"
+        equal "$(traces zero_$stage)" "profile_0.json profile_1.json"
     done
     python3 - 2>&1 <<'END'
 from check_trace import L, counts, read, same
@@ -316,7 +220,7 @@ END
 report "tensor parallelism: operations of a rank's rows and vocabulary" "$(
     on 2 "${model[@]}" -r 0 -x 4 -o tensor -tp 2 --profile 2
     on 2 "${model[@]}" -r 0 -x 4 -o tensor_plain -tp 2
-    same "$(losses tensor_plain)" "$(losses tensor)"
+    equal "$(losses tensor)" "$(losses tensor_plain)"
     python3 - 2>&1 <<'END'
 from check_trace import C, G, L, T, TOKENS, V, counts, read, same
 flops = 0
@@ -331,11 +235,5 @@ for rank in 0, 1:
         flops += sum(e["args"]["flops"] for e in events)
 same("FLOPs of both ranks in two steps", flops, 2 * TOKENS * (6 * (12 * L * C * C + V * C) + 7 * L * C * (T + 1)))
 END
-)"
-report "tensor parallelism with examples: a rank embeds its own rows of each sequence" "$(
-    on 2 "${talks[@]}" -o talks_sliced -tp 2 --profile 2
-    python3 check_talks.py talks_sliced/profile_{0,1}.json 2>&1
-    on 2 "${talks[@]}" -o talks_sliced_plain -tp 2
-    same "$(losses talks_sliced_plain)" "$(losses talks_sliced)"
 )"
 end_tests

@@ -115,27 +115,6 @@ TEST(test_nucleus_of_ties) {
     check_drawn(nans, 2, 0, 0.5, 1);
 }
 
-// The probabilities of a nucleus are those of the oracle: rows without ties, p in small steps.
-TEST(test_nucleus_sizes) {
-    enum { N = 40 };
-    float logits[N];
-    double p[N];
-    int sizes_seen = 0, last = 0;
-    for (int i = 0; i < N; i++) { logits[i] = (float)(2 * rng_normal(21, 0, (uint64_t)i)); }
-    for (int step = 1; step < 400; step++) {
-        int size = plain_probabilities(p, logits, N, 2, 0, step / 400.0), drawn = 0;
-        double before = 0;
-        for (int i = 0; i < N; i++) {
-            if (p[i] > 0) { drawn += sample_token(logits, N, 2, 0, step / 400.0, before + p[i] / 2) == i; }
-            before += p[i];
-        }
-        assert_int_equal(drawn, size);
-        sizes_seen += size != last;
-        last = size;
-    }
-    assert_true(sizes_seen > 15);
-}
-
 // chi-squared of the counts of 20 tokens for 20000 coins from rng.h; an even grid of coins gives the exact counts
 TEST(test_frequencies) {
     enum { N = 20, DRAWS = 20000 };

@@ -6,9 +6,7 @@
 # instructions (HMMA, HGMMA), local accesses (LDL, STL), and atomics of integers and of floats (RED, ATOM). They are
 # counted as they stand in the code: a loop counts once, and a tail that was unrolled many times.
 # Needs nvcc, and cuobjdump and nvdisasm, which scripts/setup.sh all puts into build/cuda_tools; else it is skipped.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 PATH=$(echo "$PWD"/build/cuda_tools/lib/python*/site-packages/nvidia/*/bin):$PATH
 trainer=build/nvcc/train_gpt2
@@ -24,16 +22,14 @@ rules() {
     cat <<'END'
 # a lane has four neighbours, what a rounding draw serves: 128 bits of fp32, 64 of bf16, 32 of codes (adamw.cuh). Their
 # narrow loads are these, the spans, and what is no whole group at a span's end
-adamw_kernel<[0-9], float,                      2 - no   both moments
-adamw_kernel<[0-9], bf16, float>                1 - no   gradients
-adamw_kernel<[0-9], unsigned char, float>       1 - no   gradients
-adamw_kernel<1,                                 1 - no   the master
+adamw_kernel<[a-z0-9]+, float,                  2 - no   both moments
+adamw_kernel<[a-z0-9]+, bf16, float>            1 - no   gradients
+adamw_kernel<[a-z0-9]+, unsigned char, float>   1 - no   gradients
 adamw_kernel                                    0 - no   bf16 or codes alone
 muon_momentum_kernel<float, float>              2 - no   the moment, gradients
 muon_momentum_kernel<float,                     1 - no   the moment
 muon_momentum_kernel<[a-z0-9_ ]+, float>        1 - no   gradients
 muon_momentum_kernel                            0 - no   bf16 or codes alone
-muon_weights_kernel<1>                          1 - no   the master
 muon_weights_kernel                             0 - no   bf16 alone
 muon_(normalise|polynomial)_kernel              0 - no   one element at a time
 # plain kernels: rows that are not whole packs, or arrays that are not aligned to packs
@@ -45,7 +41,7 @@ matmul_plain_kernel                             0 - no   any shape and alignment
 layernorm_kernel                                3 2 no   in, weight, bias; mean and rstd
 layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight; mean and rstd of two rows
 residual_forward_kernel                         3 0 no   in, residual, bias
-gelu_forward_kernel                             1 0 no   in
+activation_forward_kernel                       1 0 no   in
 classifier_statistics_kernel                    1 3 no   logits; the target's, a row's end
 classifier_kernel<[0-9]+, [0-9]+, true>         2 8 no   logits once, in two loops; target, a row's ends
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
@@ -58,7 +54,7 @@ embedding_forward_kernel                        2 0 no   in, a position's row
 embedding_positions_kernel                      1 0 no   dout of each sequence
 embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
 attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head
-matmul_epilogue_kernel                          1 0 no   D, bias, GELU's input
+matmul_epilogue_kernel                          1 0 no   D, bias, the activation's input
 matmul_(sample|dot)_kernel                      0 - no   elements far apart
 matmul_column_sums_kernel                       4 0 no   the array, four rows at once
 # tensor cores
@@ -67,7 +63,7 @@ attention_dq_kernel<TensorTiles                 6 4 yes  queries, dout twice, ou
 attention_dkv_kernel<TensorTiles                5 0 yes  keys, values, queries, dout, pairs of lse and delta
 # small: a few numbers of each block or row
 (embedding_(fold|pairs|sort)|gradient_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
-early_launch_kernel                             0 - no   tries early launches: numbers
+pdl_trial_kernel                             0 - no   tries PDL: numbers
 END
 }
 

@@ -1,159 +1,150 @@
 #!/usr/bin/env bash
 # The self-check: its report, the check at the start of a run, and kernels that are wrong (SIMT_BREAK of the emulator).
 #   dev/test/test_self_check.sh     needs build/emulated/train_gpt2_bf16 and build/emulated/train_gpt2
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/harness.sh
-trainer=build/emulated/train_gpt2_bf16
-folder=$(mktemp -d)
-trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
-seq 1 400 >"$folder/text"
-export TRAIN_GPT2_AUTOTUNE_CACHE=$folder/autotune TRAIN_GPT2_SELF_CHECK=
-train=("$trainer" --device cuda -i "$folder/text" -e l1h1c64 -b 2 -t 16 -x 3 -v 0 -s 0)
+# shellcheck disable=SC2030,SC2031  # each case has settings of its own
+. "$(dirname "$0")/harness.sh"
+trainer=$root/build/emulated/train_gpt2_bf16
+in_scratch
+seq 1 400 >text
+export SIMT_RACES=0 # test_ops finds races
+train=(--device cuda -i text -e l1h1c64 -b 2 -t 16 -x 3 -v 0 -s 0)
+check=(--self-check --device cuda)
 
-# ok NAME FUNCTION...: a case; in a subshell, so that no setting outlives it
-ok() {
-    local name=$1 trouble
-    shift
-    trouble=$("$@" 2>&1) && trouble='' || trouble=${trouble:-failed}
-    report "$name" "$trouble"
-}
-# has FILE WORDS: the file has the words
-has() { grep -qF -- "$2" "$1" || { echo "# $1 lacks '$2':" && head -50 "$1" && false; }; }
-lacks() { ! grep -qF -- "$2" "$1" || { echo "# $1 has '$2'" && false; }; }
-# run STATUS COMMAND...: the exit status; output in $folder/out and $folder/err
-run() {
-    local wanted=$1 status
-    shift
-    "$@" >"$folder/out" 2>"$folder/err"
-    status=$?
-    [ "$status" -eq "$wanted" ] || { echo "# exit status $status, expected $wanted:" && cat "$folder/err" && false; }
-}
 # close A B: loss and gradient norm of two runs, in all steps, differ by less than 2 %
 numbers() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1\n\2/p' "$1/metrics.jsonl"; }
 close() {
-    paste <(numbers "$1") <(numbers "$2") |
-        awk '{ n++; d = $1 - $2; if (!(d * d < 4e-4 * $1 * $1)) bad = 1 } END { exit bad || n != 6 }'
+    paste <(numbers "$1") <(numbers "$2") | awk '
+        { d = $1 - $2; if (!(d * d < 4e-4 * $1 * $1)) print "found " $2 ", expected " $1 }
+        END { if (NR != 6) print NR " numbers, expected 6" }'
 }
+right_lines() { grep -c '^[a-z_]* .* [0-9]\.[0-9][0-9]$' "$out"; }
 
-# every_operation PROGRAM DEVICE OPERATION KERNEL
-every_operation() {
-    run 0 "$1" --self-check --device "$2" && has "$folder/out" "28 operations agree with the textbook" &&
-        [ "$(grep -c '^[a-z_]* .* [0-9]\.[0-9][0-9]$' "$folder/out")" -eq 28 ] &&
-        grep -q "^$3 *$4  *0\.[0-9][0-9]$" "$folder/out"
-}
-ok "every operation has a line, on the emulated GPU" every_operation "$trainer" cuda \
-    matmul_gelu_forward cuBLASLt
-ok "every operation has a line, on the CPU" every_operation "$trainer" cpu matmul_forward C
-ok "every operation has a line, in fp32" every_operation build/emulated/train_gpt2 cuda attention_forward "CUDA cores"
+# program | device | an operation and its kernel
+while read -r program device line; do
+    report "every operation has a line: $program --device $device" "$(
+        trainer=$root/$program run 0 --self-check --device "$device"
+        matches "$out" "^$line  *0\.[0-9][0-9]$"
+        says "$out" "$(right_lines) operations agree with the reference"
+        holds "$(right_lines) > 20"
+    )"
+done <<'ROWS'
+build/emulated/train_gpt2_bf16 cuda matmul_backward *cuBLASLt
+build/emulated/train_gpt2_bf16 cpu matmul_forward *C
+build/emulated/train_gpt2 cuda attention_forward *CUDA cores
+ROWS
+all=$(right_lines)
 
-# replaced OPERATION REPLACEMENT WORDS: --self-check has replaced the operation's kernel and says why
-replaced() {
-    run 0 "$trainer" --self-check --device cuda && has "$folder/out" "a faster kernel $3" &&
-        grep -q "^$1 *$2  *0\.[0-9][0-9]$" "$folder/out"
-}
-# broken KERNEL OPERATION REPLACEMENT: a kernel that is wrong
-broken() { SIMT_BREAK=$1 replaced "$2" "$3" "is off by"; }
-ok "tensor-core attention is replaced" broken attention_forward_kernel:128 attention_forward "CUDA cores"
-ok "its backward is replaced" broken attention_dq_kernel:128 attention_backward "CUDA cores"
-ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt, unfused"
-nan() { SIMT_BREAK=$1 replaced "$2" "$3" "gives NaN"; }
-ok "a kernel that writes NaN into the first of its outputs is replaced" nan attention_forward_kernel:128:nan \
-    attention_forward "CUDA cores"
-ok "a kernel that does nothing is replaced" nan attention_dq_kernel:128:nothing attention_backward "CUDA cores"
-# each matmul says why it is replaced
-no_cublaslt() {
-    broken cublasLtMatmul matmul_backward "plain GEMM" && has "$folder/out" "a faster kernel fails in matmul_forward" &&
-        has "$folder/out" "note      matmul uses a slower kernel (plain GEMM)"
-}
-ok "cuBLASLt is replaced" no_cublaslt
-# patience [hang]: seconds without an answer after which a kernel hangs; a busy machine is slow
-patience() { case $1 in *:hang) echo 8 ;; *) echo 600 ;; esac; }
-refused() {
-    SIMT_BREAK=cublasLtMatmul:4:error run 0 "$trainer" --self-check --device cuda &&
-        grep -q "^matmul_forward *cuBLASLt  *0" "$folder/out"
-}
-ok "an error of cuBLASLt for an epilogue is that epilogue refused" refused
-
-no_other_kernel() {
-    SIMT_BREAK="gelu_forward_kernel<PACK:crash" run 1 "$trainer" --self-check --device cuda &&
-        grep -q "^gelu_forward  *failed: Aborted: .* a kernel of SIMT_BREAK crashes, and has no other" "$folder/out" &&
-        has "$folder/out" "operations without a right kernel on this device: 1 of 28" &&
-        [ "$(grep -c '^[a-z_]* .* [0-9]\.[0-9][0-9]$' "$folder/out")" -eq 27 ]
-}
-ok "an operation without another kernel fails, and the others are right" no_other_kernel
+# SIMT_BREAK | the operation | its replacement | why
+while IFS='|' read -r broken operation replacement why; do
+    report "replaced: $broken" "$(
+        SIMT_BREAK=$broken run 0 "${check[@]}"
+        says "$out" "a faster kernel $why"
+        matches "$out" "^$operation *$replacement  *0\.[0-9][0-9]$"
+    )"
+done <<'ROWS'
+attention_forward_kernel:128|attention_forward|CUDA cores|is off by
+cublasLtMatmul:4|matmul_forward|cuBLASLt, unfused|is off by
+attention_forward_kernel:128:nan|attention_forward|CUDA cores|gives NaN
+attention_dq_kernel:128:nothing|attention_backward|CUDA cores|gives NaN
+ROWS
+report "cuBLASLt is replaced in each matmul" "$(
+    SIMT_BREAK=cublasLtMatmul run 0 "${check[@]}"
+    matches "$out" "^matmul_forward *plain GEMM  *0\.[0-9][0-9]$"
+    matches "$out" "^matmul_backward *plain GEMM  *0\.[0-9][0-9]$"
+    says "$out" "note      matmul uses a slower kernel (plain GEMM)"
+)"
+report "an operation without another kernel fails, and the others are right" "$(
+    SIMT_BREAK="activation_forward_kernel<PACK:crash" run 1 "${check[@]}"
+    matches "$out" "^activation_forward  *failed: Aborted: .* a kernel of SIMT_BREAK crashes, and has no other"
+    says "$err" "1 of $all operations have no right kernel on this device"
+    equal "$(right_lines)" $((all - 1))
+)"
 
 # ---- at the start of a run
 
 said="checking every operation on this GPU"
 note="note      attention_backward uses a slower kernel (CUDA cores)"
-remembers() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/remembered
-    run 0 "${train[@]}" -o "$folder/right" -n 3 && has "$folder/out" "$said" &&
-        [ "$(wc -l <"$folder/remembered")" -eq 1 ] && run 0 "${train[@]}" && lacks "$folder/out" "$said"
-}
-ok "the first start checks and remembers" remembers
-# checks_again COMMAND...: although another machine has a remembered pass
-checks_again() {
-    TRAIN_GPT2_SELF_CHECK=$folder/remembered run 0 "$@" && has "$folder/out" "$said" && run 0 "${train[@]}"
-}
-echo "Kernel Module 999" >"$folder/driver"
-cp "$trainer" "$folder/program" && echo >>"$folder/program"
-ok "another GPU of the same model is checked" checks_again env SIMT_UUID=second "${train[@]}"
-ok "another driver is checked" checks_again env SIMT_DRIVER="$folder/driver" "${train[@]}"
-ok "another program is checked" checks_again "$folder/program" "${train[@]:1}"
-unchanged() { TRAIN_GPT2_SELF_CHECK=$folder/remembered run 0 "${train[@]}" && lacks "$folder/out" "$said"; }
-ok "the first GPU, driver and program are still remembered" unchanged
+remembered=$PWD/remembered
+report "the first start checks and remembers" "$(
+    export TRAIN_GPT2_SELF_CHECK=$remembered
+    run 0 "${train[@]}" -o right -n 3
+    says "$out" "$said"
+    equal "$(wc -l <remembered)" 1
+    run 0 "${train[@]}"
+    lacks "$out" "$said"
+)"
+echo "Kernel Module 999" >driver
+cp "$trainer" program && echo >>program
+report "another GPU of the same model, another driver and another program are checked, and the first are remembered" "$(
+    export TRAIN_GPT2_SELF_CHECK=$remembered
+    for variable in SIMT_UUID=second SIMT_DRIVER="$PWD/driver" trainer=./program; do
+        (
+            export "${variable?}" SIMT_CHECK_SECONDS=0 # the check begins, and is given up
+            run 0 "${train[@]}"
+            says "$out" "$said"
+        )
+    done
+    run 0 "${train[@]}"
+    lacks "$out" "$said"
+)"
+report "a later --self-check overrides a remembered pass" "$(
+    export TRAIN_GPT2_SELF_CHECK=$PWD/latest
+    cp remembered latest
+    SIMT_BREAK=attention_dq_kernel:128 run 0 "${check[@]}"
+    run 0 "${train[@]}"
+    lacks "$out" "$said"
+    says "$out" "$note"
+    SIMT_BREAK="activation_forward_kernel<PACK" run 1 "${check[@]}"
+    run 0 "${train[@]}"
+    says "$out" "$said"
+    lacks "$out" "attention_backward uses a slower kernel"
+)"
 
-# the last line of a machine counts
-latest() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/latest
-    cp "$folder/remembered" "$folder/latest" || return
-    SIMT_BREAK=attention_dq_kernel:128 run 0 "$trainer" --self-check --device cuda &&
-        run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note" &&
-        SIMT_BREAK="gelu_forward_kernel<PACK" run 1 "$trainer" --self-check --device cuda &&
-        run 0 "${train[@]}" && has "$folder/out" "$said" && lacks "$folder/out" "$note"
-}
-ok "a later --self-check overrides a remembered pass" latest
+# Seconds without an answer after which a kernel hangs; a busy machine is slow
+patience() { case $1 in *:hang) echo 8 ;; *) echo 600 ;; esac; }
+# mode of SIMT_BREAK | why
+while IFS='|' read -r mode why; do
+    report "a run replaces a kernel that $why, says so at every start, and trains right" "$(
+        export TRAIN_GPT2_SELF_CHECK=$PWD/replaced SIMT_BREAK=attention_dq_kernel:128$mode
+        SIMT_CHECK_SECONDS=$(patience "$mode") && export SIMT_CHECK_SECONDS
+        rm -rf replaced slow
+        run 0 "${train[@]}" -o slow
+        says "$out" "$said"
+        says "$out" "$note"
+        says "$out" "the fast kernel of attention_backward $why"
+        close right slow
+        run 0 "${train[@]}"
+        lacks "$out" "$said"
+        says "$out" "$note"
+    )"
+done <<'ROWS'
+|is off by
+:error|failed:
+:crash|failed: Aborted: simt: a kernel of SIMT_BREAK crashes
+:hang|failed: no answer for 8 s
+ROWS
+report "without the check the same kernel trains wrong" "$(
+    TRAIN_GPT2_SELF_CHECK='' SIMT_BREAK=attention_dq_kernel:128 run 0 "${train[@]}" -o wrong
+    [ -n "$(close right wrong)" ] || echo "the same losses"
+)"
+export TRAIN_GPT2_SELF_CHECK=$PWD/failed
+for row in "|is off by" ":error|failed: .*: invalid configuration argument"; do
+    report "a run ends before training if a kernel ${row#*|} and there is no other" "$(
+        SIMT_BREAK="activation_forward_kernel<PACK${row%|*}" run 1 "${train[@]}" -o never
+        matches "$err" "^train_gpt2: activation_forward ${row#*|}.*, and there is no other kernel \(cuda, emulator"
+        one_line "$err"
+        [ ! -e never ] && [ ! -e failed ] || echo "something was written"
+    )"
+done
 
-# replaces BREAK: a start replaces attention_backward's kernel, says so at every start, and trains right
-replaces() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128$1
-    SIMT_CHECK_SECONDS=$(patience "$1") && export SIMT_CHECK_SECONDS
-    rm -rf "$folder/replaced" "$folder/slow"
-    run 0 "${train[@]}" -o "$folder/slow" && has "$folder/out" "$said" && has "$folder/out" "$note" &&
-        has "$folder/out" "the fast kernel of attention_backward $2" && close "$folder/right" "$folder/slow" &&
-        run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note"
-}
-ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces "" "is off by"
-ok "a run replaces a kernel that does not launch" replaces :error "failed: "
-ok "a run replaces a kernel that crashes" replaces :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
-ok "a run replaces a kernel that hangs" replaces :hang "failed: no answer for 8 s"
-without_check() {
-    SIMT_BREAK=attention_dq_kernel:128 run 0 "${train[@]}" -o "$folder/wrong" && ! close "$folder/right" "$folder/wrong"
-}
-TRAIN_GPT2_SELF_CHECK='' ok "without the check the same kernel trains wrong" without_check
-
-# ends MODE CAUSE: a run ends before training if there is no other kernel
-ends() {
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="gelu_forward_kernel<PACK$1" \
-        SIMT_CHECK_SECONDS=$(patience "$1") \
-        run 1 "${train[@]}" -o "$folder/never" &&
-        grep -q "^train_gpt2: gelu_forward $2.*, and there is no other kernel (cuda, emulator" "$folder/err" &&
-        [ "$(wc -l <"$folder/err")" -eq 1 ] && [ ! -e "$folder/never" ] && [ ! -e "$folder/failed" ]
-}
-ok "a run ends before training if there is no other kernel" ends "" "is off by"
-ok "and if the only kernel does not launch" ends :error "failed: .*: invalid configuration argument"
-ok "and if the only kernel crashes" ends :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
-ok "and if the only kernel hangs" ends :hang "failed: no answer for 8 s"
-
-not_started() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_CHECK_SECONDS=0
-    run 0 "${train[@]}" && has "$folder/err" "the self-check did not start: no answer for 0 s; the run goes on" &&
-        [ ! -e "$folder/failed" ] && run 1 "$trainer" --self-check --device cuda &&
-        has "$folder/err" "the self-check did not start: no answer for 0 s"
-}
-ok "a run goes on if the check does not start" not_started
+report "a run goes on if the check does not start" "$(
+    export SIMT_CHECK_SECONDS=0
+    run 0 "${train[@]}"
+    says "$err" "the self-check did not start: no answer for 0 s; the run goes on"
+    [ ! -e failed ] || echo "a pass was remembered"
+    run 1 "${check[@]}"
+    says "$err" "the self-check did not start: no answer for 0 s"
+)"
 # child_of PROCESS [TICKS]: waits for its child of the self-check, and until that has had TICKS / 100 s of CPU time
 child_of() {
     local child
@@ -165,98 +156,62 @@ child_of() {
     done
     echo "$child"
 }
-# One end of the child, as of a machine without memory, replaces no kernel: the operation is repeated.
-child_killed() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/child_killed
-    "${train[@]}" >"$folder/out" 2>"$folder/err" &
-    kill -KILL "$(child_of $! 30)" # within its CPU time
-    wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_killed"
-}
-ok "a child that is killed once replaces no kernel" child_killed
-# A stopped child ends at SIGKILL alone, as one that hangs in the driver.
-child_stopped() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/child_stopped SIMT_CHECK_SECONDS=8
-    "${train[@]}" >"$folder/out" 2>"$folder/err" &
-    kill -STOP "$(child_of $! 30)"
-    wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_stopped"
-}
-ok "a child that takes no signal is killed, and replaces no kernel" child_stopped
+# One end of the child, as of a machine without memory, replaces no kernel: the operation is repeated. A stopped child
+# ends at SIGKILL alone, as one that hangs in the driver.
+for signal in KILL STOP; do
+    report "a child that ends once by SIGKILL, after SIG$signal, replaces no kernel" "$(
+        export TRAIN_GPT2_SELF_CHECK=$PWD/child SIMT_CHECK_SECONDS=8
+        rm -f child
+        "$trainer" "${train[@]}" >"$out" 2>"$err" &
+        kill -$signal "$(child_of $! 30)" # within its CPU time
+        wait $! || echo "exit status $?"
+        lacks "$out" slower
+        says child "$(printf '\t 0 0 0')"
+    )"
+done
 # A kernel hangs, and no second child starts: the program may no longer be executed.
-broke_off() {
-    local parent
-    cp "$trainer" "$folder/once"
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="gelu_forward_kernel<PACK:hang" SIMT_CHECK_SECONDS=8 \
-        "$folder/once" "${train[@]:1}" >"$folder/out" 2>"$folder/err" &
+report "a run ends if a kernel has failed and no other child starts" "$(
+    cp "$trainer" once
+    SIMT_BREAK="activation_forward_kernel<PACK:hang" SIMT_CHECK_SECONDS=8 ./once "${train[@]}" >"$out" 2>"$err" &
     parent=$!
-    child_of $parent >"$folder/child" && chmod a-x "$folder/once"
+    child_of $parent >child && chmod a-x once
     wait $parent
-    [ $? -eq 1 ] && has "$folder/err" "the self-check broke off: Permission denied; " && [ ! -e "$folder/failed" ]
-}
-ok "a run ends if a kernel has failed and no other child starts" broke_off
-killed() {
-    local parent child trouble
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="packed ? embedding_forward:hang" "${train[@]}" >"$folder/out" &
+    equal $? 1
+    says "$err" "the self-check broke off: Permission denied; "
+    [ ! -e failed ] || echo "a pass was remembered"
+)"
+report "a killed run leaves no child behind" "$(
+    SIMT_BREAK="packed ? embedding_forward:hang" "$trainer" "${train[@]}" >"$out" 2>"$err" &
     parent=$!
     child=$(child_of "$parent")
     sleep 1
     kill -KILL "$parent"
     trouble=$(none_left "$child")
-    [ -z "$trouble" ] || { echo "# $trouble" && kill -KILL "$child" && false; }
-}
-ok "a killed run leaves no child behind" killed
-
-memory_first() {
-    TRAIN_GPT2_SELF_CHECK=$folder/memory run 2 "${train[@]}" -e l2h64c4096 -b 64 -t 1024 &&
-        has "$folder/err" "the model needs" && lacks "$folder/out" "$said"
-}
-ok "the model's memory is checked first" memory_first
-
-# stdout holds the text alone
-generates() {
-    local generate=("$trainer" --device cuda -e "$folder/right/step_00000003" --generate 8 --prompt 12)
-    TRAIN_GPT2_SELF_CHECK='' run 0 "${generate[@]}" && cp "$folder/out" "$folder/text_alone" &&
-        TRAIN_GPT2_SELF_CHECK=$folder/generated SIMT_BREAK=attention_dq_kernel:128 run 0 "${generate[@]}" &&
-        cmp "$folder/out" "$folder/text_alone" && has "$folder/err" "$said" && has "$folder/err" "$note"
-}
-ok "--generate says so on stderr" generates
-
-unwritable() {
-    mkdir "$folder/dir" # a folder cannot be opened as a file, by root either
-    export TRAIN_GPT2_SELF_CHECK=$folder/dir
-    for _ in 1 2; do
-        run 0 "${train[@]}" && has "$folder/out" "$said" || return
-        [ "$(grep -c 'could not write .*dir: Is a directory' "$folder/err")" -eq 1 ] || return
-    done
-}
-ok "a cache that cannot be written is one sentence, and the check runs each time" unwritable
-in_home() {
-    unset TRAIN_GPT2_SELF_CHECK
-    HOME=$folder run 0 "${train[@]}" && [ -s "$folder/.cache/train_gpt2/self_check.txt" ]
-}
-ok "the pass is remembered in HOME" in_home
+    [ -z "$trouble" ] || { echo "$trouble" && kill -KILL "$child"; }
+)"
+report "--generate says so on stderr: stdout holds the text alone" "$(
+    generate=(--device cuda -e right/step_00000003 --generate 8 --prompt 12)
+    TRAIN_GPT2_SELF_CHECK='' run 0 "${generate[@]}"
+    cp "$out" text_alone
+    TRAIN_GPT2_SELF_CHECK=$PWD/generated SIMT_BREAK=attention_dq_kernel:128 run 0 "${generate[@]}"
+    same "$out" text_alone
+    says "$err" "$said"
+    says "$err" "$note"
+)"
 
 # ---- two ranks
 
-ranks=(mpirun --oversubscribe --bind-to none -np)
-one_sentence() {
-    TRAIN_GPT2_SELF_CHECK=$folder/dir run 0 "${ranks[@]}" 2 "${train[@]}" &&
-        [ "$(grep -c 'could not write' "$folder/err")" -eq 1 ] && [ "$(grep -c "$said" "$folder/out")" -eq 1 ]
-}
+use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
+ranks() { trainer=mpirun run 0 --oversubscribe --bind-to none -np "$@"; }
 # Rank 0's GPU has a remembered pass, rank 1's fails the check. At level 0 rank 0 would train wrong.
-plainest() {
-    local first=(1 env SIMT_UUID=first "${train[@]}") second=(1 env SIMT_UUID=second "${train[@]}")
-    TRAIN_GPT2_SELF_CHECK='' run 0 "${ranks[@]}" 2 "${train[@]}" -o "$folder/right2" || return
-    export TRAIN_GPT2_SELF_CHECK=$folder/two
-    run 0 "${first[@]:1}" || return
-    SIMT_BREAK=attention_dq_kernel:128 run 0 "${ranks[@]}" "${first[@]}" -o "$folder/slow2" : \
-        -np "${second[@]}" -o "$folder/slow2" && has "$folder/out" "$note" && close "$folder/right2" "$folder/slow2" &&
-        cut -f2 "$folder/two" | tr '\n' , | grep -qx ' 0 0 0, 0 1 0,'
-}
-if command -v mpirun >/dev/null && "$trainer" --version | grep 'MPI (' >/dev/null; then
-    use_mpirun yes 2
-    ok "two ranks that cannot write the cache say one sentence" one_sentence
-    ok "two ranks use the plainest kernels of either" plainest
-else
-    skip "$MPI" 2 "two ranks"
-fi
+report "two ranks use the plainest kernels of either" "$(
+    TRAIN_GPT2_SELF_CHECK='' ranks 2 "$trainer" "${train[@]}" -o right2
+    export TRAIN_GPT2_SELF_CHECK=$PWD/two
+    SIMT_UUID=first run 0 "${train[@]}"
+    SIMT_BREAK=attention_dq_kernel:128 ranks 1 env SIMT_UUID=first "$trainer" "${train[@]}" -o slow2 : \
+        -np 1 env SIMT_UUID=second "$trainer" "${train[@]}" -o slow2
+    says "$out" "$note"
+    close right2 slow2
+    equal "$(cut -f2 two | tr '\n' ,)" ' 0 0 0, 0 1 0,'
+)"
 end_tests

@@ -1,8 +1,8 @@
 /*
-Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h). Wrong shuffles, votes, cp.async, mma and roundings are left
-to the kernels' rows of test_ops and to test_layouts, which notice them.
-The first group also holds on a GPU. The second covers the emulator alone: the race check, aborts on misuse, the order
-of streams, and the errors of the runtime.
+Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h): what would pass in silence if it did not work. These are
+the race check, the aborts on misuse, the orders of warps and streams, and the settings of a harsher GPU. Other tests
+fail if a kernel or a runtime call computes wrong: test_ops, test_layouts, test_matmul, test_plan and test_gpt2.
+The first group also holds on a GPU.
 */
 #include <sstream>  // before the macro fail() of cmocka
 #include "testing.h"
@@ -11,14 +11,6 @@ of streams, and the errors of the runtime.
 #include "llmc/common/rng.h"
 #include <set>
 #include <string>
-
-// ---- an error. First, since a child cannot use CUDA after its parent has
-
-static void check_failing_call(void *) { CUDA_CHECK(cudaSetDevice(1000)); }
-
-TEST(test_cuda_check) {
-    assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
-}
 
 // ---- rounding
 
@@ -121,39 +113,14 @@ struct Letters {
     }
 };
 
-// A capture runs nothing. Each launch runs the captured work with the arguments of the capture, and a copy reads its
-// source then.
+// a capture runs nothing, and each launch runs the captured work
 TEST(test_graph) {
     Letters x;
-    char *pinned;
     assert_string_equal(x.run("0( 0a 0!0 1?0 1b 1!1 0?1 0c 0)").c_str(), "");
     assert_string_equal(x.run("0* 0*").c_str(), "abcabc");
-    CUDA_CHECK(cudaMallocHost(&pinned, 2));
-    CUDA_CHECK(cudaStreamBeginCapture(x.streams[0], cudaStreamCaptureModeGlobal));
-    CUDA_CHECK(cudaMemcpyAsync(x.text, pinned, 2, cudaMemcpyHostToDevice, x.streams[0]));
-    CUDA_CHECK(x.end_capture(x.streams[0]));
-    pinned[0] = 1, pinned[1] = 'z';
-    CUDA_CHECK(x.launch_graph(x.streams[0]));
-    assert_string_equal(x.run("0y").c_str(), "zy");
-    CUDA_CHECK(cudaFreeHost(pinned));
-}
-
-TEST(test_events) {
-    Letters x;
-    float milliseconds = -1;
-    assert_int_not_equal(cudaEventElapsedTime(&milliseconds, x.events[0], x.events[1]), cudaSuccess);  // not recorded
-    cudaGetLastError();
-    x.step("d!0 d!1");
-    CUDA_CHECK(cudaEventSynchronize(x.events[1]));
-    CUDA_CHECK(cudaEventQuery(x.events[1]));
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, x.events[0], x.events[1]));
-    assert_true(milliseconds >= 0 && milliseconds < 1e4f);
 }
 
 #ifndef __CUDACC__
-
-static int num_portable;  // tests so far
-__attribute__((constructor(1000 + __LINE__))) static void count_portable(void) { num_portable = test_list()->count; }
 
 // ---- the scheduler and settings of the emulator
 
@@ -187,7 +154,7 @@ static __global__ void multiply_small(float *out) {
     if (lane_id() == 0) { *out = d[0]; }
 }
 
-// SIMT_MMA: every addend loses its bits below 2^-24 of the largest, and the sum is cut to fp32.
+// SIMT_MMA: every addend loses its bits below 2^-24 of the largest.
 TEST(test_tensor_core_sum) {
     for (int truncated = 0; truncated < 2; truncated++) {
         simt::settings().mma_rounding = truncated;
@@ -195,29 +162,6 @@ TEST(test_tensor_core_sum) {
         LAUNCH(multiply_small, 1, 32, 0, nullptr, out.at);
         assert_true(out.host()[0] == (truncated ? 1 : 1 + 0x1p-23f));
     }
-    const float s = 0x1p-25f, t = 3 * s, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    const struct {
-        float c, x[8], sum;
-    } sums[] = {{1, {s, s, s, s, s, s, s, s}, 1},               // in fp32, each one rounds to 1 too; their sum is 2^-22
-                {1, {t, t, t, t, t, t, t, t}, 1 + 0x1p-21f},    // 8 times 2^-24
-                {-1, {t, t, t, t, t, t, t, t}, -1 + 0x1p-21f},  // cut towards zero on either side
-                {-1, {-t, -t, -t, 0, 0, 0, 0, 0}, -1 - 0x1p-23f},
-                {1, {t}, 1},                                                     // 2^-24 is kept and then cut off
-                {0x1p-20f, {t, t, t, t, t, t, t, t}, 0x1p-20f + 12 * 0x1p-24f},  // nothing to cut
-                {0, {1, s, s, s, s, -1, 0, 0}, 0},                               // in any order
-                {0, {s, s, 1, 0, -1, s, s, 0}, 0},
-                {1, {t, INFINITY}, INFINITY},
-                {1, {t, INFINITY, -INFINITY}, NAN},
-                {1, {t, NAN}, NAN}};
-    for (const auto &c : sums) {
-        float sum = simt::tensor_core_sum(c.c, c.x, ones, 8);
-        assert_true(sum == c.sum || (isnan(sum) && isnan(c.sum)));
-    }
-}
-
-TEST(test_pairs_of_bf16) {
-    assert_int_equal(pack_bf16(NAN, 1), 0x3f807fff);
-    assert_true(unpack_bf16(0x3f80ffff).y == 1);
 }
 
 // SIMT_APPROX: errors of at most NVIDIA's bounds, and of more than half of them somewhere; equal inputs, equal results.
@@ -459,14 +403,9 @@ static __global__ void add(float *x, float value, int n) {
 }
 
 TEST(test_memory) {
-    simt::Runtime &r = simt::runtime();
-    size_t free_before, free_after, total;
     float *x, *pinned, host = 1;
-    CUDA_CHECK(cudaMemGetInfo(&free_before, &total));
     CUDA_CHECK(cudaMalloc(&x, 10 * sizeof(float)));
     CUDA_CHECK(cudaMallocHost(&pinned, sizeof(float)));
-    CUDA_CHECK(cudaMemGetInfo(&free_after, &total));
-    assert_int_equal(free_before - free_after, 10 * sizeof(float));
     assert_int_equal((uintptr_t)x % 256, 0);
     for (int i = 0; i < 10; i++) { assert_true(isnan(x[i])); }
     for (cudaError_t error :
@@ -475,135 +414,14 @@ TEST(test_memory) {
           cudaMemset(&host, 0, 4), cudaMemset(x + 9, 0, 8), cudaFree(pinned), cudaFree(x + 1), cudaGetLastError()}) {
         assert_int_equal(error, cudaErrorInvalidValue);
     }
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    // copies of pageable memory wait: test_gpt2 and test_ops allow none
+    uint64_t before = simt::runtime().pageable_copies;
+    CUDA_CHECK(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, nullptr));
+    assert_int_equal(simt::runtime().pageable_copies, before);
+    CUDA_CHECK(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, nullptr));
+    assert_int_equal(simt::runtime().pageable_copies, before + 1);
     CUDA_CHECK(cudaFree(x));
     CUDA_CHECK(cudaFreeHost(pinned));
-    CUDA_CHECK(cudaFree(nullptr));
-    r.pinned_bytes = r.device_bytes = 100;
-    for (int i = 0; i < 2; i++) {  // again after it is freed
-        assert_int_equal(cudaMallocHost(&pinned, 101), cudaErrorMemoryAllocation);
-        assert_int_equal(cudaMalloc(&x, 101), cudaErrorMemoryAllocation);
-        CUDA_CHECK(cudaMallocHost(&pinned, 100));
-        CUDA_CHECK(cudaFreeHost(pinned));
-        CUDA_CHECK(cudaMalloc(&x, 100));
-        CUDA_CHECK(cudaFree(x));
-    }
-}
-
-// The pinned memory of a dry run is address space that the host may access. Work and copies are checked alone.
-TEST(test_dry_run) {
-    const size_t bytes = (size_t{1} << 40) + 4096;  // not 2^40: clang 19 would merge the stores to both ends
-    Letters letters;
-    float *x, y = 4;
-    simt::runtime().dry_run = true;
-    CUDA_CHECK(cudaMallocHost(&x, bytes));
-    assert_int_equal(simt::memory_kind(x, bytes), simt::PINNED);
-    x[0] = x[bytes / sizeof *x - 1] = 5;
-    CUDA_CHECK(cudaMemcpy(&y, x, sizeof *x, cudaMemcpyDefault));
-    letters.step("0a");
-    CUDA_CHECK(cudaDeviceSynchronize());
-    assert_true(y == 4 && letters.so_far().empty());
-    CUDA_CHECK(cudaFreeHost(x));
-    simt::runtime().dry_run = false;
-}
-
-TEST(test_counters) {
-    Letters x;
-    char *pinned, host[4] = {0};
-    cudaStream_t stream = x.streams[0];
-    CUDA_CHECK(cudaMallocHost(&pinned, 4));
-    const simt::Runtime &now = simt::runtime(), before = now;
-    CUDA_CHECK(cudaMemcpyAsync(pinned, x.text, 4, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(x.text, pinned, 4, cudaMemcpyDefault, stream));
-    x.step("0!0 1?0 1a");
-    CUDA_CHECK(cudaEventQuery(x.events[0]));
-    assert_int_equal(now.host_synchronisations, before.host_synchronisations);  // no host wait so far
-    assert_int_equal(now.pageable_copies, before.pageable_copies);
-    assert_int_equal(now.launches, before.launches + 1);
-    CUDA_CHECK(cudaMemcpyAsync(host, x.text, 4, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(x.text, host, 4, cudaMemcpyHostToDevice, stream));
-    assert_int_equal(now.pageable_copies, before.pageable_copies + 2);
-    CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaEventSynchronize(x.events[0]));
-    assert_int_equal(now.host_synchronisations, before.host_synchronisations + 2);
-    CUDA_CHECK(cudaFreeHost(pinned));
-}
-
-// Elapsed time depends on the work alone: equal work takes equal time, and host time and captures are not counted.
-TEST(test_clock) {
-    enum { BLOCKS = 300, THREADS = 64, BYTES = 4 * BLOCKS * THREADS };
-    DeviceArray<float> array(BLOCKS * THREADS);
-    Letters x;
-    cudaStream_t stream = x.streams[0];
-    auto kernel = [&] { LAUNCH(add, BLOCKS, THREADS, 0, stream, array.at, 1.0f, BLOCKS * THREADS); };
-    auto fill = [&] { CUDA_CHECK(cudaMemsetAsync(array.at, 0, BYTES, stream)); };
-    auto time_of = [&](const std::function<void()> &work) {
-        float milliseconds = -1;
-        x.step("0!0"), work(), x.step("0!1");
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, x.events[0], x.events[1]));
-        return milliseconds;
-    };
-    float kernel_ms = 1e-6f * (2000 + BLOCKS * THREADS / 4), fill_ms = 1e-6f * (2000 + BYTES / 100);
-    uint64_t before = simt::runtime().nanoseconds;
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    kernel(), fill(), usleep(1000);
-    CUDA_CHECK(x.end_capture(stream));
-    assert_int_equal(simt::runtime().nanoseconds, before);
-    for (int i = 0; i < 10; i++) { assert_float_equal(time_of(kernel), kernel_ms, 1e-9); }
-    assert_float_equal(time_of(fill), fill_ms, 1e-9);
-    assert_float_equal(time_of([&] { CUDA_CHECK(x.launch_graph(stream)); }), kernel_ms + fill_ms, 1e-9);
-}
-
-// A test that fails leaves a capture, a stream, work and memory behind. The next test finds none of these.
-TEST(test_reset) {
-    float *x;
-    cudaStream_t stream;
-    simt::settings().late_streams = 1;
-    CUDA_CHECK(cudaMalloc(&x, 100));
-    CUDA_CHECK(cudaStreamCreate(&stream));
-    CUDA_CHECK(cudaMemsetAsync(x, 0, 100, stream));
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    assert_int_equal(cudaMalloc(&x, 100), cudaErrorStreamCaptureUnsupported);
-    simt::runtime().device_bytes = 100;
-    simt::reset_runtime();
-    const simt::Runtime &r = simt::runtime();
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
-    assert_true(r.streams.empty() && r.allocations.empty() && r.pending.empty() && r.device_bytes_used == 0);
-    CUDA_CHECK(cudaMalloc(&x, 1000));
-    CUDA_CHECK(cudaFree(x));
-}
-
-TEST(test_launch_limits) {
-    const int kib = 1024, most = 227 * kib;
-    const struct {
-        dim3 grid, block;
-        int allowed, shared_bytes;
-        cudaError_t expected;
-    } launches[] = {{1, 1024, 0, 48 * kib, cudaSuccess},
-                    {1, 1025, 0, 0, cudaErrorInvalidConfiguration},
-                    {0, 32, 0, 0, cudaErrorInvalidConfiguration},
-                    {dim3(1, 65536), 32, 0, 0, cudaErrorInvalidConfiguration},
-                    {1, 32, 0, 48 * kib + 4, cudaErrorInvalidValue},
-                    {1, 32, 100 * kib, 100 * kib, cudaSuccess},
-                    {1, 32, 100 * kib, 100 * kib + 4, cudaErrorInvalidValue},
-                    {1, 32, most + 4, 0, cudaErrorInvalidValue}};
-    for (const auto &l : launches) {
-        if (l.allowed) { cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, l.allowed); }
-        simt::launch("add", add, l.grid, l.block, (size_t)l.shared_bytes, nullptr, nullptr, 0.0f, 0);
-        assert_int_equal(cudaGetLastError(), l.expected);
-    }
-}
-
-// SIMT_BREAK: test_self_check.sh checks the other modes
-static void launch_broken(void *) {
-    simt::settings().broken_kernel = "add:64:slow";
-    LAUNCH(add, 1, 64, 0, nullptr, nullptr, 1.0f, 0);
-}
-
-TEST(test_broken_kernels) {
-    simt::settings().broken_kernel = "add:error";
-    assert_int_equal(simt::launch("add", add, 1, 64, 0, nullptr, nullptr, 1.0f, 0), cudaErrorInvalidConfiguration);
-    assert_aborts("simt: SIMT_BREAK=add:64:slow has an unknown mode", "", launch_broken, nullptr);
 }
 
 // ---- SIMT_STREAMS and SIMT_LATE
@@ -656,23 +474,14 @@ TEST(test_stream_orders) {
     }
 }
 
+// Seeds from 3 on are random orders.
 TEST(test_random_orders) {
     std::set<std::string> texts;
-    bool after_the_graph = false;
     for (int seed = 3; seed < 100; seed++) {
         simt::reset_runtime();
-        std::string text = run_in_order(seed, three_streams);
-        simt::reset_runtime();
-        assert_string_equal(run_in_order(seed, three_streams).c_str(), text.c_str());
-        for (const char *letters : {"ab", "kl", "xy"}) { assert_true(text.find(letters[0]) < text.find(letters[1])); }
-        texts.insert(text);
-        text = run_in_order(seed, graph_beside_streams);
-        after_the_graph |= text.find('b') > text.find('4');
-        text.erase(text.find('b'), 1);
-        assert_true(text == "1234567" || text == "1235467" || text == "1253467");
-        assert_int_equal(run_in_order(seed, "1p 1!1 2?1 1r 1!1 2q")[0], 'p');
+        texts.insert(run_in_order(seed, three_streams));
     }
-    assert_true(after_the_graph && texts.size() > 50);
+    assert_true(texts.size() > 50);
 }
 
 // SIMT_LATE: work waits until the host waits for it, and a wait for an event runs the work before the event alone.
@@ -697,31 +506,24 @@ TEST(test_late_streams) {
     }
 }
 
-// SIMT_PRIVATE: host code crashes at device memory, and a kernel crashes past an allocation.
-static void touch_private_memory(void *argument) {
-    float *x, host = 0;
+// SIMT_PRIVATE: host code crashes at device memory, and a kernel past an allocation.
+static void touch_private_memory(void *which) {
+    float *x, host;
     signal(SIGSEGV, SIG_DFL);  // instead of cmocka's handler
     simt::settings().private_memory = 1;
     CUDA_CHECK(cudaMalloc(&x, 64 * sizeof(float)));
     CUDA_CHECK(cudaMemset(x, 0, 64 * sizeof(float)));
-    int which = *static_cast<const int *>(argument);
-    LAUNCH(add, 1, 96, 0, nullptr, x, 1, which == 1 ? 65 : 64);
-    if (which == 2) { host = *static_cast<volatile float *>(x); }
+    LAUNCH(add, 1, 96, 0, nullptr, x, 1, *static_cast<int *>(which) == 1 ? 65 : 64);
     CUDA_CHECK(cudaMemcpy(&host, x + 63, sizeof host, cudaMemcpyDeviceToHost));
-    if (host != 1) { _exit(3); }
+    if (*static_cast<int *>(which) == 2) { host = *static_cast<volatile float *>(x); }
+    _exit(host == 1 ? 0 : 3);
 }
 
 TEST(test_private_memory) {
-#ifdef SIMT_TSAN
-    skip();  // as in assert_aborts
-#endif
     char said[4096];
     for (int which = 0; which < 3; which++) {
         int status = run_in_child(said, sizeof said, touch_private_memory, &which);
-        bool crashed = WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
-        if (crashed != (which > 0) || (!crashed && WEXITSTATUS(status) != 0)) {
-            fail_msg("case %d: wait status %d: %s", which, status, said);
-        }
+        assert_int_equal(WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), which > 0 ? SIGSEGV : 0);
     }
 }
 
@@ -733,11 +535,6 @@ TEST(test_forbidden_in_capture) {
     float *pinned, host[4] = {0};
     void *memory;
     cudaGraph_t graph;
-    auto status = [&] {
-        cudaStreamCaptureStatus of_stream;
-        CUDA_CHECK(cudaStreamIsCapturing(stream, &of_stream));
-        return of_stream;
-    };
     CUDA_CHECK(cudaMallocHost(&pinned, 16));
     const struct {
         cudaError_t expected;
@@ -758,38 +555,25 @@ TEST(test_forbidden_in_capture) {
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnmatched);
     for (const auto &c : calls) {
         CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-        assert_int_equal(status(), cudaStreamCaptureStatusActive);
         assert_int_equal(c.call(), c.expected);
-        assert_int_equal(status(), cudaStreamCaptureStatusInvalidated);
         assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-        assert_null(graph);
-        assert_int_equal(status(), cudaStreamCaptureStatusNone);
         cudaGetLastError();
     }
     CUDA_CHECK(cudaFreeHost(pinned));
 }
 
-// A failed assertion leaves its test by longjmp. Therefore each test starts on an empty device with the settings of its
-// group.
-static int reset_device(void **state) {
+// A failed assertion leaves its test by longjmp, so each test starts on an empty device. In any environment these
+// tests expect an abort or a race in the call of the launch, and read device memory.
+static int reset_device(void **) {
     simt::reset_runtime();
-    simt::settings() = *static_cast<const simt::Settings *>(*state);
+    simt::settings() = simt::Settings();
+    simt::settings().late_streams = simt::settings().stream_order = simt::settings().private_memory = 0;
     return 0;
 }
 
-static int run_group(const char *name, const CMUnitTest *first, int count, simt::Settings settings) {
-    std::vector<CMUnitTest> group(first, first + count);
-    for (CMUnitTest &test : group) { test.setup_func = reset_device, test.initial_state = &settings; }
-    return _cmocka_run_group_tests(name, group.data(), group.size(), NULL, NULL);
-}
-
 int main(void) {
-    const TestList *list = test_list();
-    int failures = run_group("on any device", list->tests, num_portable, simt::settings());
-    // These tests expect an abort or a race in the call of the launch, and read device memory, in any environment.
-    simt::Settings settings;
-    settings.late_streams = settings.stream_order = settings.private_memory = 0;
-    return failures + run_group("emulator", list->tests + num_portable, list->count - num_portable, settings);
+    for (CMUnitTest &test : test_list()->tests) { test.setup_func = reset_device; }
+    return run_all_tests("emulator");
 }
 #else
 int main(void) { return run_all_tests("on the device"); }

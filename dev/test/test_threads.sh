@@ -3,13 +3,11 @@
 # the emulator's, and over the same code without one of its locks or atomic stores.   dev/test/test_threads.sh
 # `make test-all` builds the programs, with clang. Archer, a part of clang's OpenMP library, tells ThreadSanitizer of
 # the barriers between threads. MPI is left out, since it is compiled without ThreadSanitizer.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 programs=$(realpath -m build/tsan) archer=$(compgen -G '/usr/lib/llvm-*/lib/libarcher.so' | sort -V | tail -n 1)
 if [ ! -x build/tsan/train_gpt2 ] || [ -z "$archer" ]; then
-    skip "clang, Archer (libomp-dev) and build/tsan/train_gpt2" 11
+    skip "clang, Archer (libomp-dev) and build/tsan/train_gpt2" 10
     exit 0
 fi
 folder=$(mktemp -d)
@@ -75,7 +73,7 @@ trainer=$programs/train_gpt2
 report "--train-bpe, --tokenize on three threads, and an evaluation of its shards" "$(
     cd "$folder" || exit
     watched "$trainer" --train-bpe 300 -i text -o words
-    watched "$trainer" --tokenize shards -i text --tokenizer words/merges.txt --threads 3
+    watched "$trainer" --tokenize shards -i text --tokenizer words/merges.txt
     watched "$trainer" -i 'shards_train_*.bin' -e l1h1c16 -b 2 -t 32 -x 2 -n 2 -v 0 -s 0 -o trained
     watched "$trainer" --eval 'shards_val_*.bin' -e trained/step_00000002 -b 2 -t 32
 )"
@@ -85,7 +83,6 @@ report "the watchdog of collectives" "$(watched "$programs/test_comm")"
 
 # ---- the emulator's threads
 
-report "the emulator and its streams" "$(watched "$programs/test_simt_emulated")"
 report "the kernels of a training run in bf16, with offloaded state" "$(
     cd "$folder" || exit
     watched "$programs/train_gpt2_emulated_bf16" -i text -e l2h2c64 -b 2 -t 64 -d 256 -v 2 -m 1 -s 2 -g 4 \

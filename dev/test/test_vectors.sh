@@ -6,10 +6,7 @@
 # dev/test/hot_loops.c is compiled with the Makefile's flags, and dev/test/hot_loops.py reads the objects. A compiler is
 # left out for a CPU that it does not know.
 # Then the instructions of every level of build/test/portable/train_gpt2, which make builds with its own compiler.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
-# shellcheck source=dev/test/harness.sh
-. dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 # not x86-64-v2: AdamW calls libm's fma there, and 16 registers hold a smaller tile of attention
 cpus=(znver3 skylake-avx512 sapphirerapids) compilers=(gcc clang) precisions=(fp32)

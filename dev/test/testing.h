@@ -1,11 +1,12 @@
 /*
 What the unit tests need besides cmocka: tests that register themselves, a temporary folder for each test program, files
 in it, and functions that stop the program.
-defines: TEST, run_all_tests, LEN, temp_dir, temp_path, joined, exists, write_bytes, write_text, write_file, overwrite,
-new_folder, read_file, limit_files, run_in_child, is_one_line, assert_stops, assert_aborts
+new_folder, read_file, limit_files, NEW_FILE, redirect, restore, run_in_child, is_one_line, CHECK, assert_stops,
+         assert_aborts
 */
 #pragma once
 #include "llmc/common/floatx.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -150,6 +151,25 @@ static inline void limit_files(rlim_t bytes) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
+enum { NEW_FILE = O_WRONLY | O_CREAT | O_TRUNC };
+
+// From now on `descriptor`, one of the standard streams, is the file at `path`, until restore(descriptor, result). No
+// assertion may fail in between.
+static inline int redirect(int descriptor, const char *path, int flags) {
+    fflush(NULL);
+    int saved = dup(descriptor), file = open(path, flags, 0666);
+    assert_true(file >= 0);
+    dup2(file, descriptor);
+    close(file);
+    return saved;
+}
+
+static inline void restore(int descriptor, int saved) {
+    fflush(NULL);
+    dup2(saved, descriptor);
+    close(saved);
+}
+
 // ---- functions that stop the program
 
 // Ends a child without exit's handlers: those of a parent's CUDA context, which a child cannot use, may hang.
@@ -184,6 +204,12 @@ static inline int run_in_child(char *output, size_t size, void (*function)(void 
 
 static inline bool is_one_line(const char *text) { return *text && strchr(text, '\n') == text + strlen(text) - 1; }
 
+// for ranks, whose process ends with the sentence
+#define CHECK(holds, ...)                                                                                              \
+    do {                                                                                                               \
+        if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
+    } while (0)
+
 // Asserts that function(argument) exits with `status` after one sentence on stderr that contains `words`.
 static inline void assert_stops(int status, const char *words, void (*function)(void *), void *argument) {
     char output[4096];
@@ -197,9 +223,6 @@ static inline void assert_stops(int status, const char *words, void (*function)(
 
 // Asserts that function(argument) aborts after one sentence on stderr that contains both strings.
 static inline void assert_aborts(const char *words, const char *more_words, void (*function)(void *), void *argument) {
-#ifdef SIMT_TSAN
-    skip();  // ThreadSanitizer follows no fibers in a forked child
-#endif
     char said[4096];
     int status = run_in_child(said, sizeof said, function, argument);
     if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !is_one_line(said)) {

@@ -22,7 +22,7 @@ build/%_bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/aarch64/test_gradients: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
-	build/check/nccl build/cuda/test_nccl_bf16 $(EMULATED_NCCL): comm = yes
+	build/cuda/test_nccl_bf16 $(EMULATED_NCCL): comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 $(EMULATED_NCCL): options = -DHAVE_NCCL \
@@ -68,8 +68,7 @@ build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread -DSIMT_TSAN
 # MPI is compiled without it
 build/tsan/train_gpt2 build/tsan/test_comm: comm =
 build/tsan/%: compiler = clang -x c -std=gnu11
-build/tsan/%_emulated build/tsan/%_emulated_bf16: \
-	compiler = clang++ -x c++ -std=c++20 $(EMULATED_GPU)
+build/tsan/%_emulated_bf16: compiler = clang++ -x c++ -std=c++20 $(EMULATED_GPU)
 
 build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: \
 	compiler = $(CXX) -x c++ -std=c++20 $(EMULATED_GPU)
@@ -107,8 +106,6 @@ build/sanitize/%_emulated_bf16: dev/test/%.cu build/flags
 	$(compile)
 build/tsan/%: dev/test/%.c build/flags
 	$(compile)
-build/tsan/%_emulated: dev/test/%.cu build/flags
-	$(compile)
 build/emulated/%: dev/test/%.cu build/flags
 	$(compile)
 build/emulated/%_bf16: dev/test/%.cu build/flags
@@ -136,9 +133,6 @@ build/check/c++: train_gpt2.cu build/flags
 	@echo 'compile    train_gpt2.cu as C++20'
 	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -fsyntax-only $<
 	@touch $@
-# the communicator between GPUs compiles and links
-build/check/nccl: dev/bench/bench_comm.cu build/flags
-	$(compile_cuda)
 # -gdwarf-4: objdump 2.40 takes the first file of a DWARF 5 table for another. Some versions of clang lack omp.h: the
 # folder of a version that has one comes last, so that only omp.h is found there
 build/vectors/fp32/%.o: precision = fp32
@@ -167,9 +161,10 @@ NVCC_SCRIPTS := $(addprefix dev/test/,test_ptx.sh test_fmad.sh test_nvcc.sh test
 # of compilers
 MINUTES := $(addprefix dev/test/,fresh_machine.sh test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
 	test_determinism.sh test_vectors.sh test_gpu_check.sh test_portable.sh test_makefile.sh test_package.sh \
-	test_predict.sh test_scale.sh test_plot.sh test_setup.sh test_nccl_emulated.sh)
+	test_predict.sh test_plot.sh test_setup.sh test_nccl_emulated.sh)
 # scripts whose cases are in `make test` and, with this argument, the others in `make test-all`
-MORE_CASES := 'dev/test/test_processes_model.sh more' 'dev/test/test_llmc.sh more'
+MORE_CASES := 'dev/test/test_processes_model.sh more' 'dev/test/test_llmc.sh more' \
+	'dev/test/test_old_checkpoint.sh bf16'
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes_model.sh test_processes_errors.sh test_processes.sh \
 	test_faults.sh test_llmc.sh test_tokenize.sh test_comm.sh test_trainer.sh test_run_tests.sh)
 SHORT_SCRIPTS := $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard dev/test/test_*.sh))
@@ -180,21 +175,23 @@ TESTS := $(addprefix build/test/,$(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)
 # the readers of files, and the communicator
 SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
 
-MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_matmul_emulated_bf16 \
-	test_simt_emulated) build/emulated/test_matmul
+MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_matmul_emulated_bf16) \
+	build/emulated/test_matmul
 # dev/test/test_threads.sh runs these; without clang and its OpenMP library there are none
 THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
-	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
+	train_gpt2_emulated_bf16 test_reference test_comm test_dataloader))
 MODELS := $(addprefix build/emulated/,test_gpt2 test_gpt2_bf16)
 # dev/test/test_ptx.sh runs these as nvcc compiles them
 ON_PTX := $(addprefix build/emulated/,test_ops_bf16 test_ops train_gpt2_bf16 train_gpt2 test_layouts_bf16)
 # arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h); test_matmul
-# covers the autotuner
-ON_HARDWARE := $(foreach test,emulated/test_gpt2_bf16 emulated/test_ops_bf16 sanitize/test_ops_emulated,\
-	'env SIMT_HARDWARE=1 TRAIN_GPT2_AUTOTUNE=0 TEST_DEVICE=cuda build/$(test)')
+# covers the autotuner. SIMT_RACES=0: where another run of the program checks for races, in half of the time
+on_hardware := SIMT_HARDWARE=1 TRAIN_GPT2_AUTOTUNE=0 TEST_DEVICE=cuda
+ON_HARDWARE := 'env $(on_hardware) SIMT_RACES=0 build/emulated/test_gpt2_bf16' \
+	'env $(on_hardware) SIMT_RACES=0 build/emulated/test_ops_bf16' \
+	'env $(on_hardware) build/sanitize/test_ops_emulated'
 # the kernels and the model of the fp32 build on a T4
-ON_SM_75 := $(foreach test,emulated/test_gpt2 sanitize/test_ops_emulated,\
-	'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/$(test)')
+ON_SM_75 := 'env SIMT_CAPABILITY=75 SIMT_RACES=0 TEST_DEVICE=cuda build/emulated/test_gpt2' \
+	'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda build/sanitize/test_ops_emulated'
 # the same for narrower vectors, on an x86 CPU with AVX2
 NARROW := $(if $(shell grep -m 1 -w avx2 /proc/cpuinfo),test_gemm_v2 test_gemm_v3 test_reference_v2 test_reference_v3)
 MORE_TESTS := $(addprefix build/test/,test_gpt2_bf16 test_gpt2_poisoned test_reference_bf16 test_adamw_bf16 \
@@ -207,7 +204,9 @@ LONG_ON_AARCH64 := test_gpt2 test_adamw test_reference test_gradients test_gemm
 ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_ON_AARCH64),$(UNITS)))
 # dev/test/test_determinism.sh runs these and ./train_gpt2
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
-CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++)
+# test_nccl_bf16: the communicator between GPUs compiles and links
+CHECKS = build/check/nvcc_oldest build/check/c++ $(if $(shell command -v $(NVCC)),build/check/nvcc \
+	$(HAVE_NCCL:yes=build/cuda/test_nccl_bf16))
 
 # Expanded by the recipe of `make test-all` alone: THREADED and CHECKS call clang and nvcc, which takes seconds
 MORE_PROGRAMS = $(ON_PTX) build/emulated/test_ptx build/test/portable/train_gpt2 build/sanitize/train_gpt2 $(CHECKS) \

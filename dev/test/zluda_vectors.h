@@ -1,7 +1,5 @@
 /*
 Inputs and results of tensor-core instructions, from the tests of ZLUDA. ZLUDA runs these tests on NVIDIA's GPUs too.
-defines: zluda_mma, zluda_ldmatrix_in, zluda_ldmatrix, zluda_ldmatrix_trans_in, zluda_ldmatrix_trans, ZLUDA_CVT_HIGH,
-         ZLUDA_CVT_LOW, ZLUDA_CVT
 Source   github.com/vosen/ZLUDA, commit 8a7931b, ptx/src/test/spirv_run: mod.rs, and a .ptx file for each test
 Licence  MIT or Apache-2.0, as ZLUDA
 */

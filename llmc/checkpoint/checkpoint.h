@@ -13,10 +13,6 @@ replaced, the old one is called best.old.tmp. All ranks write to a checkpoint an
 folder that every rank sees.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, number_in, restore_best, remove_unfinished,
-         checkpoint_path, create_done_file, checkpoint_bytes, checkpoint_list, checkpoint_latest, checkpoint_best,
-         checkpoint_newest, checkpoint_sync_done, checkpoint_mark_done, checkpoint_prune, checkpoint_save,
-         checkpoint_check, checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/checkpoint/hugging_face.h"
@@ -100,7 +96,7 @@ static inline int create_empty_file(const char *path) {
 
 // Stops with an input error unless every rank sees the run's folder, which rank 0 has made, and may write there. All
 // ranks call it before the first step: otherwise the first checkpoint would fail, after hours.
-static inline void check_shared_folder(const char *run_dir, Comm *world) {
+static inline void require_shared_folder(const char *run_dir, Comm *world) {
     char mark[PATH_LENGTH], who[32];
     struct timespec now;
     int failed_rank;
@@ -174,7 +170,7 @@ static inline void drop_old_best(const char *run_dir) {
     if (!other || rename(path, kept) != 0) { remove_folder(path); }
 }
 
-// Deletes what a killed run left: unfinished checkpoints, files of check_shared_folder.
+// Deletes what a killed run left: unfinished checkpoints, files of require_shared_folder.
 static inline void remove_unfinished(const char *run_dir) {
     char path[PATH_LENGTH];
     restore_best(run_dir);
@@ -200,7 +196,7 @@ static inline int create_done_file(const char *run_dir, long long step) {
 }
 
 // Bytes of a checkpoint's tensors on disk. The headers and the JSON files come on top: KiB, or up to a few MB with a
-// BPE tokenizer. has_master: the run has masters or remainders
+// BPE tokenizer. has_master: the run has remainders
 static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments,
                                       OptimizerKind optimizer) {
     size_t count = num_parameters(config), master = has_master ? sizeof(real) : 0;
@@ -214,23 +210,18 @@ static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master,
 
 // *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns their number (0: no folder); -1: errno.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
-    int count = 0;
+    struct dirent **entries;
+    int found = scandir(run_dir, &entries, NULL, versionsort), count = 0;
     *steps = NULL;
-    DIR *dir = opendir(run_dir);
-    if (!dir) { return errno == ENOENT || errno == ENOTDIR ? 0 : -1; }
-    errno = 0;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL; errno = 0) {
-        long long step = step_of_name(entry->d_name, "");
-        if (step < 0) { continue; }
-        *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
-        int at = count++;
-        for (; at > 0 && (*steps)[at - 1] > step; at--) { (*steps)[at] = (*steps)[at - 1]; }
-        (*steps)[at] = step;
+    if (found < 0) { return errno == ENOENT || errno == ENOTDIR ? 0 : -1; }
+    *steps = (long long *)xmalloc((size_t)found * sizeof **steps);
+    for (int i = 0; i < found; i++) {
+        long long step = step_of_name(entries[i]->d_name, "");
+        if (step >= 0) { (*steps)[count++] = step; }
+        free(entries[i]);
     }
-    int error = errno;
-    closedir(dir);
-    errno = error;
-    return error ? -1 : count;
+    free(entries);
+    return count;
 }
 
 // The highest step of a run's checkpoints; -1: no checkpoint. Stops if the folder cannot be read.
@@ -267,9 +258,9 @@ static inline long long checkpoint_newest(char *folder, const char *run_dir) {
     return best > latest ? best : latest;
 }
 
-// Reports a file of the run that could not be written. whole: the checkpoints that are not lost, with a verb: "the
-// checkpoints before it are". The last file of a run has no retry, so the run stops; otherwise rank 0 warns.
-static inline void report_failure(const char *what, const char *path, const char *whole, int error, int failed_rank,
+// Reports a file of the run that could not be written. survivors: what is not lost, such as "the checkpoints
+// before it are". The last file of a run has no retry, so the run stops; otherwise rank 0 warns.
+static inline void report_failure(const char *what, const char *path, const char *survivors, int error, int failed_rank,
                                   Comm *world, bool last) {
     const char *remedy = error == ENOTEMPTY || error == EEXIST
                              ? "move that folder"
@@ -278,13 +269,13 @@ static inline void report_failure(const char *what, const char *path, const char
     if (last) {
         await_failed_rank(who, failed_rank, world);
         run_error("%scould not %s '%s': %s; %s whole: %s, then resume with -y 1", who, what, path, strerror(error),
-                  whole, remedy);
+                  survivors, remedy);
     }
     if (world && world->rank > 0) { return; }
     if (world && world->size > 1) { snprintf(who, sizeof who, "rank %d ", failed_rank); }
     fflush(stdout);
     fprintf(stderr, "train_gpt2: warning: %scould not %s '%s': %s; %s whole, and the run goes on: %s\n", who, what,
-            path, strerror(error), whole, remedy);
+            path, strerror(error), survivors, remedy);
 }
 
 // Creates DONE_NNNNNNNN for a checkpoint that is whole. All ranks call it; rank 0 creates the file. last: the run ends
@@ -334,13 +325,12 @@ static const char *const tensor_files[] = {"model.safetensors", "optimizer.safet
 static inline int checkpoint_write(const char *folder, const ModelState *s, const cJSON *state, uint32_t crcs[2],
                                    int *failed_rank) {
     const OptimizerState *o = &s->optimizer;
-    const void *masters = o->remainder ? (const void *)o->params : o->master;
     const TensorFamily weights[] = {{"", o->params, NULL, DT_FLOATX, false}};
     const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
                                       {"v.", o->v, NULL, o->moments, false},
                                       {"m_scales.", o->m_scales, NULL, DT_F32, true},
                                       {"v_scales.", o->v_scales, NULL, DT_F32, true},
-                                      {"master.", masters, o->remainder, DT_REAL, false}};
+                                      {"master.", o->remainder ? o->params : NULL, o->remainder, DT_REAL, false}};
     bool first = is_first_rank(s);
     char path[PATH_LENGTH];
     int error = agree_on_error(first && mkdir(folder, FOLDER_MODE) != 0 ? errno : 0, s->world, failed_rank);
@@ -404,7 +394,7 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 // Stops at a checkpoint that disagrees with its manifest, and names the newest other one. resumes: the command is a
 // -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
 // state.json is no checkpoint.
-static inline void checkpoint_check(const char *folder, const char *run_dir, bool resumes) {
+static inline void require_whole_checkpoint(const char *folder, const char *run_dir, bool resumes) {
     char state[PATH_LENGTH], before[PATH_LENGTH] = "", run[PATH_LENGTH], why[512];
     format_path(state, "%s/state.json", folder);
     if (!resumes && access(state, F_OK) != 0) { return; }
@@ -439,7 +429,7 @@ static inline void checkpoint_check(const char *folder, const char *run_dir, boo
 }
 
 // Stops unless the checkpoint has the state of this optimizer.
-static inline void check_same_optimizer(const ModelFile *file, OptimizerKind wanted) {
+static inline void require_same_optimizer(const ModelFile *file, OptimizerKind wanted) {
     static const char *const names[] = {"adamw", "muon"};
     bool has_second = model_find(file, "v.", "h.0.attn.c_attn.weight") != NULL;
     OptimizerKind saved = has_second ? OPTIMIZER_ADAMW : OPTIMIZER_MUON;
@@ -458,7 +448,7 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     DType saved = model_find(model, "", "wte.weight")->dtype;
     bool rounded = dtype_size(saved) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
-    check_same_optimizer(&optimizer, s->sharding.optimizer);
+    require_same_optimizer(&optimizer, s->sharding.optimizer);
     state_load(&optimizer, "m.", s);
     state_load(&optimizer, "v.", s);
     if (rounded && has_masters) {
@@ -476,7 +466,7 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
                "before\n",
                dtype_name(saved), dtype_name(DT_FLOATX), rounded ? "bf16" : "fp32");
     }
-    if (rounded && !has_masters && (o->master || o->remainder)) {
+    if (rounded && !has_masters && o->remainder) {
         printf("note      the checkpoint has no master weights: they start as its rounded weights\n");
     }
     model_close(&optimizer);

@@ -1,7 +1,5 @@
 /*
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
-defines: GGUF_MAGIC, GGUF_VALUE_U32, GgufWriter, gguf_create, gguf_put_string, gguf_put_key, gguf_key_u32,
-         gguf_key_string, gguf_key_array, gguf_declare, gguf_begin, gguf_end_tensor, gguf_finish
 
 The file, version 3, little-endian:
   header    "GGUF", u32 3, u64 number of tensors, u64 number of keys

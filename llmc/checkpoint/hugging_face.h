@@ -1,6 +1,5 @@
 /*
 The small files of a model's folder, as Hugging Face's transformers and the programs built on it look for them.
-defines: hugging_face_write
 
 config.json              the shape of the model, and the ids of its special tokens
 generation_config.json   the ids with which transformers' generate begins and ends
@@ -15,6 +14,7 @@ tokens out of decoded text. Programs that need an end token and a padding token 
 UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 */
 #pragma once
+#include "llmc/activation.h"
 #include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
 #include "llmc/data/examples.h"
@@ -75,10 +75,10 @@ static inline int hugging_face_write(const char *folder, const GPT2Config *c, co
             folder, "config.json",
             json_of("{'model_type':'gpt2','architectures':['GPT2LMHeadModel'],'vocab_size':%d,'n_positions':%d,"
                     "'n_ctx':%d,'n_embd':%d,'n_layer':%d,'n_head':%d,'bos_token_id':%d,'eos_token_id':%s,"
-                    "'activation_function':'gelu_new','layer_norm_epsilon':1e-5,'attn_pdrop':0,'embd_pdrop':0,"
+                    "'activation_function':'%s','layer_norm_epsilon':1e-5,'attn_pdrop':0,'embd_pdrop':0,"
                     "'resid_pdrop':0,'torch_dtype':'%s'}",
                     c->vocab_size, c->max_seq_len, c->max_seq_len, c->channels, c->num_layers, c->num_heads, bos, eos,
-                    DT_FLOATX == DT_BF16 ? "bfloat16" : "float32"));
+                    activation_names[MLP_ACTIVATION][1], DT_FLOATX == DT_BF16 ? "bfloat16" : "float32"));
     }
     if (error || !tokenizer) { return error; }
     error = write_and_delete(folder, "tokenizer_config.json", tokenizer_config_json(c, tokenizer));

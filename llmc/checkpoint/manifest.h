@@ -3,7 +3,6 @@ manifest.json of a checkpoint: the size and the CRC32C of each of its files.
   {"files":{"config.json":{"bytes":711,"crc32c":"0a1b2c3d"},...}}
 A wrong byte in the manifest itself gives a wrong name, size or CRC32C. Older versions also wrote the manifest's own
 "crc32c" after "files"; it is not read.
-defines: MANIFEST, file_crc, manifest_write, manifest_check
 */
 #pragma once
 #include "llmc/common/check.h"

@@ -1,8 +1,6 @@
 /*
 A GPT-2 in files. Hugging Face's: the tensors in model.safetensors, or in several files that
 model.safetensors.index.json names; the shape of the model in config.json. llm.c's: one .bin file.
-defines: LLMC_HEADER_INTS, LLMC_FP32, LLMC_BF16, llmc_open, ModelFile, model_find, model_transposed,
-         param_file_shape, model_tensor, model_weights_path, model_open, model_close
 
 Tensors have the names of param_specs, in many files after a prefix: "transformer.", torch.compile's "_orig_mod.",
 "module." of data-parallel PyTorch. Conv1D weights are (in, out) in Hugging Face's files and (out, in) here:
@@ -16,20 +14,32 @@ Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in
 such a file.
 */
 #pragma once
+#include "llmc/activation.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/file_kind.h"
 #include "llmc/common/json_file.h"
+#include "llmc/ops.h"
 #include "llmc/shapes/params.h"
+
+// Stops unless this trainer computes GELU: a llm.c or GGUF file has no place for another activation's name.
+static inline void require_gelu(const char *path) {
+    if (MLP_ACTIVATION != GELU) {
+        input_error("'%s' means a model with GELU to every program, and this trainer computes %s; use a folder in "
+                    "Hugging Face's form, whose config.json names the activation",
+                    path, activation_names[MLP_ACTIVATION][1]);
+    }
+}
 
 // ---- llm.c's model file
 
 enum { LLMC_HEADER_INTS = 256, LLMC_FP32 = 3, LLMC_BF16 = 5 };
 
 // stops unless the header is of a GPT-2; returns its Vp and in *c the other sizes
-static inline int llmc_check_header(GPT2Config *c, const int32_t header[LLMC_HEADER_INTS], const char *path) {
+static inline int require_llmc_header(GPT2Config *c, const int32_t header[LLMC_HEADER_INTS], const char *path) {
     static const char *const names[] = {"positions", "tokens", "layers", "heads", "channels", "padded tokens"};
+    require_gelu(path);
     if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16) {
         input_error("'%s' is an llm.c model of version %d, expected %d (fp32) or %d (bf16); write it again with "
                     "today's llm.c",
@@ -45,7 +55,7 @@ static inline int llmc_check_header(GPT2Config *c, const int32_t header[LLMC_HEA
     const GPT2Config found = {header[2], 0, 0, header[4], header[5], header[6]};
     *c = found;
     config_set_vocab(c, header[3]);
-    config_check(c, path);
+    require_valid_shape(c, path);
     return header[7];
 }
 
@@ -59,7 +69,7 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     st.fd = open_regular(path, &info);
     int error = st.fd < 0 ? errno : read_exact(st.fd, header, sizeof header, 0);
     if (error) { input_error("'%s' could not be read: %s; copy it again", path, read_error(error)); }
-    int Vp = llmc_check_header(c, header, path);
+    int Vp = require_llmc_header(c, header, path);
     DType dtype = header[1] == LLMC_BF16 ? DT_BF16 : DT_F32;
     st.data_start = sizeof header;
     uint64_t size = dtype_size(dtype), padding = (uint64_t)(Vp - c->vocab_size) * (uint64_t)c->channels, at = 0;
@@ -112,16 +122,27 @@ static inline bool model_transposed(const ModelFile *model, ParamId id) {
     return param_specs[id].transposed && !model->out_in;
 }
 
+// Stops unless config.json names the activation that this trainer computes. Without the key it means transformers'
+// default.
+static inline void require_same_activation(const cJSON *json, const char *path) {
+    const cJSON *item = json_get(json, "activation_function");
+    const char *const *names = activation_names[MLP_ACTIVATION], *found = item ? item->valuestring : "gelu_new";
+    for (int i = 1; found && i < MAX_ACTIVATION_NAMES && names[i]; i++) {
+        if (strcmp(found, names[i]) == 0) { return; }
+    }
+    char *value = cJSON_PrintUnformatted(item);
+    input_error("'%s' has %.60s as \"activation_function\", expected \"%s\", which this trainer computes; give such a "
+                "model with -e",
+                path, value ? value : "no value", names[1]);
+}
+
 // Stops at another architecture, or at a variant of GPT-2 that config.json can describe and this trainer lacks. A
-// missing key means GPT-2's value. The five activations are transformers' names of one function, GELU approximated by
-// tanh.
-static inline void model_check_variant(const cJSON *json, const char *path) {
-    enum { MAX_VALUES = 5 };
+// missing key means GPT-2's value.
+static inline void require_supported_variant(const cJSON *json, const char *path) {
+    enum { MAX_VALUES = 2 };
     char hidden[32];
     snprintf(hidden, sizeof hidden, "%.0f", 4 * cJSON_GetNumberValue(json_get(json, "n_embd")));
     const char *const facts[][1 + MAX_VALUES] = {{"model_type", "\"gpt2\""},
-                                                 {"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"",
-                                                  "\"gelu_fast\"", "\"gelu_accurate\"", "\"gelu_python_tanh\""},
                                                  {"layer_norm_epsilon", "1e-05"},
                                                  {"n_inner", "null", hidden},
                                                  {"scale_attn_weights", "true"},
@@ -139,6 +160,7 @@ static inline void model_check_variant(const cJSON *json, const char *path) {
         }
         cJSON_free(found);
     }
+    require_same_activation(json, path);
 }
 
 // The shape of a tensor in a file, a vector as one row. transposed: the file has it as (in, out).
@@ -148,34 +170,6 @@ static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Confi
     shape[1] = transposed ? rows : cols;
 }
 
-// Stops if a tensor has a name that only other architectures have. Called when a tensor of GPT-2 is missing.
-static inline void refuse_architecture(const SafeTensors *file) {
-    static const char *const marks[] = {"layers.", "encoder.", "q_proj.", "query_key_value.", "Wqkv."};
-    for (int i = 0; i < file->num_tensors; i++) {
-        for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++) {
-            if (!strstr(file->tensors[i].name, marks[k])) { continue; }
-            input_error("'%s' holds another architecture than GPT-2: it has a tensor %.100s; this trainer knows no "
-                        "other architecture, so give a GPT-2 with -e",
-                        file->path, file->tensors[i].name);
-        }
-    }
-}
-
-__attribute__((noreturn)) static inline void refuse_missing(const ModelFile *model, const char *prefix,
-                                                            const char *name) {
-    const char *path = model->file.path;
-    refuse_architecture(&model->file);
-    if (has_ending(name, ".bias") && strncmp(name, "h.0.", 4) == 0) {
-        input_error("'%s' has no tensor %s%s: it is a model without biases, as nanoGPT trains with bias=False, and "
-                    "GPT-2 has biases in every layer; store zeros as the missing biases, which changes no output",
-                    path, prefix, name);
-    }
-    input_error("'%s' has no tensor %s%s%s, which a model of %d layers needs; give a whole model and the config.json "
-                "that belongs to it, or give the folder, if the model is in several files",
-                path, prefix, name, model->file.num_shards ? " in the files that it names" : "",
-                model->config.num_layers);
-}
-
 // the tensor prefix + name of the file; stops if it is missing or its shape is not of the model's config
 static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
     char name[NAME_LENGTH];
@@ -183,7 +177,13 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     param_name(name, sizeof name, id, layer);
     param_file_shape(shape, id, &model->config, model_transposed(model, id));
     const SafeTensor *t = model_find(model, prefix, name);
-    if (!t) { refuse_missing(model, prefix, name); }
+    if (!t) {
+        input_error("'%s' has no tensor %s%s%s, which a model of %d layers needs; give a whole model and the "
+                    "config.json that belongs to it, or the folder, if the model is in several files; a model "
+                    "without biases needs zeros in their place",
+                    model->file.path, prefix, name, model->file.num_shards ? " in the files that it names" : "",
+                    model->config.num_layers);
+    }
     bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == shape[1];
     bool table = t->num_dims == 2 && t->shape[0] == shape[0] && t->shape[1] == shape[1];
     if (!vector && !table) {
@@ -194,39 +194,35 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     return t;
 }
 
-// Stops at a tensor of a layer that GPT-2 lacks, such as an adapter: it changes the output.
-static inline void refuse_more_in_layers(const SafeTensors *file) {
+// Stops at a tensor of a layer that the model lacks, such as an adapter or a further layer: it changes the output.
+static inline void refuse_more_in_layers(const SafeTensors *file, int num_layers) {
     for (int i = 0; i < file->num_tensors; i++) {
         char name[NAME_LENGTH];
         const char *found = file->tensors[i].name;
         bool known =
             strncmp(found, "h.", 2) != 0 || has_ending(found, ".attn.bias") || has_ending(found, "masked_bias");
         for (int id = 0; !known && id < NUM_PARAM_TENSORS; id++) {
-            param_name(name, sizeof name, (ParamId)id, atoi(found + 2));
-            known = strcmp(name, found) == 0;
+            int layer = atoi(found + 2);
+            param_name(name, sizeof name, (ParamId)id, layer);
+            known = layer < num_layers && strcmp(name, found) == 0;
         }
         if (known) { continue; }
-        input_error("'%s' has a tensor %.100s, which changes the output of a GPT-2; merge an adapter into the weights "
-                    "first (merge_and_unload), or give a plain GPT-2",
-                    file->path, found);
+        input_error("'%s' has a tensor %.100s, which a GPT-2 of the %d layers in config.json lacks; give the "
+                    "config.json that belongs to the file, or merge an adapter into the weights first "
+                    "(merge_and_unload)",
+                    file->path, found, num_layers);
     }
 }
 
 // stops unless the file has every tensor of the model's layers as numbers, and no further layer
-static inline void model_check_tensors(const ModelFile *model) {
+static inline void require_tensors(const ModelFile *model) {
     const GPT2Config *c = &model->config;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
-            safetensors_check_real(&model->file, model_tensor(model, "", (ParamId)id, layer));
+            require_real(&model->file, model_tensor(model, "", (ParamId)id, layer));
         }
     }
-    refuse_more_in_layers(&model->file);
-    char name[NAME_LENGTH];
-    param_name(name, sizeof name, FIRST_LAYER_PARAM, c->num_layers);
-    if (model_find(model, "", name)) {
-        input_error("'%s' has more layers than the %d of its config.json; give the config.json that belongs to it",
-                    model->file.path, c->num_layers);
-    }
+    refuse_more_in_layers(&model->file, c->num_layers);
 }
 
 // weights (PATH_LENGTH) = path; in a folder its model.safetensors, or else its model.safetensors.index.json
@@ -264,7 +260,7 @@ static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const
 }
 
 // Stops if lm_head.weight differs from wte.weight, with which GPT-2 ties it.
-static inline void model_check_tied(const SafeTensors *file, const SafeTensor *wte, const SafeTensor *head) {
+static inline void require_tied_head(const SafeTensors *file, const SafeTensor *wte, const SafeTensor *head) {
     char table[1 << 14], output[sizeof table];
     uint64_t bytes = wte->end - wte->begin;
     bool same = head->dtype == wte->dtype && head->end - head->begin == bytes;
@@ -303,11 +299,10 @@ static inline void model_open_hugging_face(ModelFile *model, const char *weights
     model->file = has_ending(weights, ".json") ? safetensors_open_index(weights) : safetensors_open(weights);
     model_rename_tensors(&model->file);
     cJSON *json = read_json(config);
-    if (json) { model_check_variant(json, config); }
+    if (json) { require_supported_variant(json, config); }
     const SafeTensor *wte = model_find(model, "", "wte.weight");
     const SafeTensor *head = find_after_prefix(&model->file, "lm_head.weight");
-    if (wte && head) { model_check_tied(&model->file, wte, head); }
-    if (!model_find(model, "", "wpe.weight")) { refuse_architecture(&model->file); }
+    if (wte && head) { require_tied_head(&model->file, wte, head); }
     if (!json) {
         input_error("'%s' has no config.json next to it, expected the model's shape in Hugging Face's form; put a "
                     "config.json with n_head there",
@@ -347,13 +342,13 @@ static inline ModelFile model_open(const char *path) {
     if (kind == FILE_LLMC_MODEL) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;
-    } else if (kind == FILE_SAFETENSORS || ((kind == FILE_OTHER || kind == FILE_JSON) && named)) {
+    } else if (kind == FILE_SAFETENSORS || named) {
         model_open_hugging_face(&model, weights);
     } else {
         refuse_kind("-e", weights, EXPECTED_MODEL);
     }
-    config_check(&model.config, weights);
-    model_check_tensors(&model);
+    require_valid_shape(&model.config, weights);
+    require_tensors(&model);
     return model;
 }
 

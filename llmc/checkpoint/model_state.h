@@ -1,11 +1,9 @@
 /*
 The state of a model on its device, written to files and read back.
-defines: ModelState, is_first_rank, agree_on_error, StoredTensor, TensorFamily, families_save, stored_tensor,
-         read_range, weights_store, weights_init, moments_store, state_load, write_tensor, llmc_write_model
 
 A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
 it updates (layout.h), so any number of ranks can resume from a file.
-Masters     are stored as F32, also in a run that holds bf16 weights and 16-bit remainders.
+Masters     are bf16 weights and their 16-bit remainders, stored as F32.
 Moments     are stored in the type of the run: F32, BF16, or 8-bit codes (moments.h) as U8. The scales of the codes are
             m_scales.<name> and v_scales.<name>: F32, one for each 128 elements, counted in (out, in) order.
 Scales      are the only tensors that depend on the number of ranks, since a block of 128 elements is within one slice.
@@ -58,7 +56,8 @@ static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
 
 enum { CHUNK_ELEMENTS = 1 << 18 };  // of a tensor in host memory at a time
 
-// The next chunk of a range, after `done` elements; a tensor transposed in the file is one, to avoid short reads.
+// The next chunk of a range, after `done` elements. A tensor that the file stores transposed is a single chunk: smaller
+// ones would mean many short reads.
 static inline ParamRange range_chunk(ParamRange range, size_t done, bool transposed) {
     size_t left = range.count - done;
     bool whole = transposed || left < CHUNK_ELEMENTS;
@@ -287,7 +286,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
 // ---- reading
 
 // Stops at a number that is not finite, with which no step or text would be right, and deletes *out (may be NULL).
-static inline void check_finite(const StoredTensor *t, const real *numbers, size_t count, PartFile *out) {
+static inline void require_finite(const StoredTensor *t, const real *numbers, size_t count, PartFile *out) {
     const SafeTensors *file = &t->file->file;
     size_t finite = 0;
     for (size_t i = 0; i < count; i++) { finite += isfinite(numbers[i]) != 0; }
@@ -311,15 +310,15 @@ static inline void *read_range(const StoredTensor *t, ParamRange range, const Sl
     return elements;
 }
 
-// Stores weights (range.count) on the device. Params with a master or remainder round half up, else to nearest even.
+// Stores weights (range.count) on the device. Params with a remainder round half up, else to nearest even.
 static inline void weights_store(const OptimizerState *o, const real *numbers, ParamRange range, const Device *device) {
-    bool exact = o->master || o->remainder;
     size_t count = range.count;
     floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
-    for (size_t i = 0; i < count; i++) { weights[i] = exact ? to_floatX_half_up(numbers[i]) : to_floatX(numbers[i]); }
+    for (size_t i = 0; i < count; i++) {
+        weights[i] = o->remainder ? to_floatX_half_up(numbers[i]) : to_floatX(numbers[i]);
+    }
     device->upload(o->params + range.params, weights, count * sizeof *weights);
     free(weights);
-    if (o->master) { device->upload(o->master + range.state, numbers, count * sizeof *numbers); }
     if (!o->remainder) { return; }
     int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
     for (size_t i = 0; i < count; i++) { remainder[i] = remainder_of(numbers[i]); }
@@ -452,7 +451,7 @@ static inline void codes_load(const StoredTensor *t, const uint8_t *codes, Param
 // ---- loading
 
 // Fills the elements that this rank updates from the tensors prefix + name: the moments of "m." or "v.", else params
-// and masters or remainders.
+// and remainders.
 static inline void state_load(const ModelFile *file, const char *prefix, const ModelState *s) {
     bool is_v = prefix_is_second(prefix), is_weights = !is_v && strcmp(prefix, "m.") != 0;
     ParamLayout layout = param_layout_sharded(&file->config, s->sharding);
@@ -469,7 +468,7 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
                 chunk = range_chunk(range, done, t.transposed);
                 void *elements = read_range(&t, chunk, &layout.slice[id]);
                 if (is_weights) {
-                    check_finite(&t, (real *)elements, chunk.count, NULL);
+                    require_finite(&t, (real *)elements, chunk.count, NULL);
                     weights_store(&s->optimizer, (real *)elements, chunk, s->device);
                 } else if (t.scales) {
                     codes_load(&t, (uint8_t *)elements, chunk, &layout, s, is_v);
@@ -496,7 +495,7 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
         n = count - done < MAX_ELEMENTS ? count - done : (size_t)MAX_ELEMENTS;
         const ParamRange range = {done, n, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
-        check_finite(&stored, numbers, n, out);
+        require_finite(&stored, numbers, n, out);
         unsigned char *bytes = (unsigned char *)xmalloc(n * size);
         for (size_t i = 0; i < n; i++) {
             float f = (float)numbers[i];

@@ -1,9 +1,5 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
-defines: SafeTensor, SafeTensors, EXPECTED_MODEL, safetensors_open, safetensors_find, safetensors_read,
-         safetensors_check_real, safetensors_read_real, safetensors_close, safetensors_open_index, SafeTensorsWriter,
-         safetensors_create, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish,
-         f16_to_float, float_to_f16
 The file:
   8 bytes      N, the length of the header, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
@@ -203,10 +199,10 @@ static inline SafeTensors safetensors_open(const char *path) {
     st.path = xstrdup(path);
     st.fd = open_regular(path, &info);
     if (st.fd < 0) { st_refuse(&st, "could not be opened: %s", read_error(errno)); }
-    if (info.st_size < 8) { st_refuse(&st, info.st_size ? "is too short for a header" : "is empty"); }
     int kind = file_kind(path);
-    bool unknown = (kind == FILE_OTHER || kind == FILE_JSON) && row_of_name(path) == NAMED_KINDS;
+    bool unknown = (kind == FILE_OTHER || kind == FILE_BINARY || kind == FILE_JSON) && !name_is_pytorch(path);
     if (kind != FILE_SAFETENSORS && !unknown) { refuse_kind("-e", path, EXPECTED_MODEL); }
+    if (info.st_size < 8) { st_refuse(&st, info.st_size ? "is too short for a header" : "is empty"); }
     cJSON *json = st_read_header(&st, (uint64_t)info.st_size);
     st_parse_header(&st, json, (uint64_t)info.st_size - st.data_start);
     cJSON_Delete(json);
@@ -270,7 +266,7 @@ static inline uint16_t float_to_f16(float f) {
 }
 
 // stops unless a tensor holds F64, F32, BF16 or F16
-static inline void safetensors_check_real(const SafeTensors *st, const SafeTensor *t) {
+static inline void require_real(const SafeTensors *st, const SafeTensor *t) {
     DType dtype = t->dtype;
     if (dtype != DT_F64 && dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16) {
         input_error("tensor '%s' of '%s' holds %s, expected F32, F64, BF16 or F16; export the model as one of these",
@@ -289,7 +285,7 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
         bf16 b16[8192];
         uint16_t f16[8192];
     } block;
-    safetensors_check_real(st, t);
+    require_real(st, t);
     size_t element_size = dtype_size(t->dtype), max = sizeof block / element_size;
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < max ? count - done : max;

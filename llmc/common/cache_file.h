@@ -1,25 +1,23 @@
 /*
 A cache: a text file with a line for each entry, the key, a tab and the value. The last line of a key counts. Lines of
 another version or a damaged file are never found, or have a value that the reader refuses.
-defines: cache_path, cache_find, cache_add, parse_number_and_hex
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 
 // The environment variable's value, NULL if that is empty. Without the variable path = ~/.cache/train_gpt2/NAME, whose
-// folders are created; "" if HOME is not set, or if the file is another user's or others can write to it: a cache
-// chooses kernels. path has 2 * PATH_LENGTH bytes.
+// folders are created; "" if HOME is not set, or if the file is another user's or others can write to it: caches
+// choose kernels.
 static inline const char *cache_path(char *path, const char *variable, const char *name) {
-    const char *given = getenv(variable), *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
+    const char *given = getenv(variable), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
     if (!home || !*home) { return ""; }
-    format_path(path, "%s", home);
-    for (int i = 0; i < 2; i++) {
-        format_path(path + strlen(path), "%s", parts[i]);
-        mkdir(path, FOLDER_MODE);
-    }
-    format_path(path + strlen(path), "/%s", name);
+    format_path(path, "%s/.cache", home);
+    mkdir(path, FOLDER_MODE);
+    format_path(path, "%s/.cache/train_gpt2", home);
+    mkdir(path, FOLDER_MODE);
+    format_path(path, "%s/.cache/train_gpt2/%s", home, name);
     struct stat info;
     if (stat(path, &info) == 0 && (info.st_uid != geteuid() || (info.st_mode & S_IWOTH))) {
         fprintf(stderr, "train_gpt2: %s is another user's, or others can write to it, and is not used: remove it\n",

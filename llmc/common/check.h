@@ -1,7 +1,5 @@
 /*
 Errors: one sentence on stderr and an exit status.
-defines: input_error, run_error, StopHook, stop_hook, check_stdout, xmalloc, xaligned, xcalloc, xrealloc, xgrow,
-         xstrdup, PATH_LENGTH, format_path, has_ending, shell_word, count_text, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -20,7 +18,8 @@ A sentence names the file, flag or rank, says what was found and what was expect
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 // With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
-// without MPI. The hook is a global, because an error can arise anywhere. The only other globals are in run/ranks.h.
+// without MPI. The hook is a global, because an error can arise anywhere. The only other globals belong to signals
+// (received_signal in parallel/comm.h, two in run/ranks.h), and pdl_enabled in common/ptx.cuh.
 typedef struct {
     void (*stop)(void *ctx, int status, const char *sentence);  // does not return; NULL: the program just exits
     void *ctx;
@@ -57,7 +56,6 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void input_error(c
     stop_with(EXIT_BAD_INPUT, format, args);
 }
 
-// printf-style sentence without a newline; does not return
 __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -65,39 +63,30 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(con
 }
 
 // Stops if anything written to stdout was lost.
-static inline void check_stdout(void) {
+static inline void require_stdout(void) {
     if (fflush(stdout) == 0 && !ferror(stdout)) { return; }
     run_error("could not write to stdout: its reader is gone, or its disk is full; other files are whole");
 }
 
-// malloc that never returns NULL
-static inline void *xmalloc(size_t bytes) {
-    void *p = malloc(bytes ? bytes : 1);
-    if (!p) { run_error("out of host memory: could not allocate %zu bytes", bytes); }
-    return p;
-}
+// ---- memory: these never return NULL, also for 0 bytes
 
-// aligned memory, for free; never returns NULL. alignment: a power of two
-static inline void *xaligned(size_t alignment, size_t bytes) {
-    void *p = NULL;
-    if (posix_memalign(&p, alignment, bytes ? bytes : 1) != 0) {
-        run_error("out of host memory: could not allocate %zu bytes", bytes);
+static inline void *xcheck(void *p, size_t bytes) {
+    if (!p) {
+        run_error("out of host memory: could not allocate %zu bytes; a smaller -b, -t or model needs less (see --plan)",
+                  bytes);
     }
     return p;
 }
-
-// zeroed memory; never returns NULL
+static inline void *xmalloc(size_t bytes) { return xcheck(malloc(bytes ? bytes : 1), bytes); }
 static inline void *xcalloc(size_t count, size_t size) {
-    void *p = calloc(count ? count : 1, size ? size : 1);
-    if (!p) { run_error("out of host memory: could not allocate %zu x %zu bytes", count, size); }
-    return p;
+    return xcheck(calloc(count ? count : 1, size ? size : 1), count * size);
 }
+static inline void *xrealloc(void *old, size_t bytes) { return xcheck(realloc(old, bytes ? bytes : 1), bytes); }
 
-// realloc that never returns NULL
-static inline void *xrealloc(void *old, size_t bytes) {
-    void *p = realloc(old, bytes ? bytes : 1);
-    if (!p) { run_error("out of host memory: could not grow a block to %zu bytes", bytes); }
-    return p;
+// aligned memory, for free; alignment: a power of two
+static inline void *xaligned(size_t alignment, size_t bytes) {
+    void *p = NULL;
+    return xcheck(posix_memalign(&p, alignment, bytes ? bytes : 1) == 0 ? p : NULL, bytes);
 }
 
 // Room for one more element in an array of `count` that grows by this function only: it has the next power of two.
@@ -106,10 +95,7 @@ static inline void *xgrow(void *old, size_t count, size_t size) {
     return full ? xrealloc(old, (count ? 2 * count : 1) * size) : old;
 }
 
-static inline char *xstrdup(const char *s) {
-    size_t bytes = strlen(s) + 1;
-    return (char *)memcpy(xmalloc(bytes), s, bytes);
-}
+static inline char *xstrdup(const char *s) { return (char *)xcheck(strdup(s), strlen(s) + 1); }
 
 enum { PATH_LENGTH = 4096 };
 
@@ -124,34 +110,9 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
     }
 }
 
-// true if a path or name ends with `ending`
 static inline bool has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), last = strlen(ending);
     return length >= last && strcmp(name + length - last, ending) == 0;
-}
-
-// text = a word as a shell reads it: in quotes if it has blanks or other special characters
-static inline const char *shell_word(char *text, size_t size, const char *word) {
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-+=:,@%";
-    bool quoted = !*word || word[strspn(word, plain)];
-    size_t length = (size_t)snprintf(text, size, "%s", quoted ? "'" : "");
-    for (const char *c = word; *c && length + 5 < size; c++) {
-        length += (size_t)snprintf(text + length, size - length, *c == '\'' ? "'\\%c'" : "%c", *c);
-    }
-    snprintf(text + length, size - length, "%s", quoted ? "'" : "");
-    return text;
-}
-
-enum { COUNT_LENGTH = 28 };
-
-// text (COUNT_LENGTH) = 1234567 as 1,234,567
-static inline const char *count_text(char *text, uint64_t count) {
-    int n = snprintf(text, COUNT_LENGTH, "%llu", (unsigned long long)count);
-    for (int at = n - 3; at > 0; at -= 3, n++) {
-        memmove(text + at + 1, text + at, strlen(text + at) + 1);
-        text[at] = ',';
-    }
-    return text;
 }
 
 // the ending of a noun after its number

@@ -1,6 +1,5 @@
 /*
 CRC32C (Castagnoli's polynomial), the checksum of a checkpoint's files. Ranks write their ranges in any order.
-defines: crc32c_part, crc32c_whole
 A CRC without its first and last inversion is linear: the CRC of a file is the XOR of the CRCs of its ranges, each
 followed by zeros up to the end of the file. n zero bytes multiply a CRC by x^(8n), modulo the polynomial.
 Source: RFC 3720, appendix B.4, which also has the vectors of the test.

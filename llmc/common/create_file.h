@@ -1,8 +1,5 @@
 /*
 Files: created so that nobody else can write to them, given their name when they are whole, and read exactly.
-defines: FILE_MODE, FOLDER_MODE, folder_of, create_file, open_written, close_synced, PartFile, part_open, part_of_fd,
-         part_put, part_put_at, part_close, part_discard, part_finish, read_error, open_regular, read_exact,
-         read_whole_file
 A run directory may come from someone else, and a link in it may lead anywhere: writing never follows a symbolic link
 there. Reading follows links, since the cache of Hugging Face consists of links. A file that the user names may be a
 link too.
@@ -30,19 +27,10 @@ static inline FILE *open_written(const char *path, int flags, const char *mode) 
     return file;
 }
 
-// Opens a new, empty file for writing. An existing file or link of that name is removed; the target of a link stays.
-// NULL and errno on failure.
+// Opens a new, empty file for writing in place of a file or link. NULL and errno on failure.
 static inline FILE *create_file(const char *path) {
     if (unlink(path) != 0 && errno != ENOENT) { return NULL; }
     return open_written(path, O_WRONLY | O_CREAT | O_EXCL, "wb");
-}
-
-// Syncs and closes a file; returns 0 or the errno of the first failed write.
-static inline int close_synced(FILE *file) {
-    bool written = !ferror(file) && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int error = written ? 0 : errno ? errno : EIO;
-    if (fclose(file) != 0 && !error) { error = errno; }
-    return error;
 }
 
 // ---- atomic write: the file is PATH.part until it is whole.
@@ -57,8 +45,7 @@ typedef struct {
 
 // fd: of PATH.part, which is emptied, and closed with the file; -1: it is created
 static inline PartFile part_of_fd(const char *path, int fd) {
-    PartFile f;
-    memset(&f, 0, sizeof f);
+    PartFile f = {""};
     format_path(f.path, "%s", path);
     format_path(f.part, "%s.part", path);
     f.file = fd < 0 ? create_file(f.part) : ftruncate(fd, 0) == 0 ? fdopen(fd, "wb") : NULL;
@@ -100,7 +87,9 @@ static inline int part_close(PartFile *f) {
         part_discard(f);
         return f->error;
     }
-    f->error = close_synced(f->file);
+    bool written = !ferror(f->file) && fflush(f->file) == 0 && fsync(fileno(f->file)) == 0;
+    f->error = written ? 0 : errno ? errno : EIO;
+    if (fclose(f->file) != 0 && written) { f->error = errno; }
     f->file = NULL;
     if (f->error) { unlink(f->part); }
     return f->error;
@@ -145,19 +134,16 @@ static inline int read_exact(int fd, void *out, size_t bytes, uint64_t offset) {
     return 0;
 }
 
-// The whole file or pipe and a NUL, which *bytes does not count; the caller frees it. NULL and errno: it cannot be
-// read, or is longer than `max` bytes (EFBIG).
+// A whole file or pipe and a NUL, which *bytes does not count; the caller frees it. NULL and errno, EFBIG above `max`.
 static inline char *read_whole_file(const char *path, size_t max, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     if (!file) { return NULL; }
-    size_t room = 65536, got;
-    char *data = (char *)xmalloc(room + 1);
+    enum { CHUNK = 1 << 16 };
+    char *data = NULL;
     *bytes = 0;
-    while (*bytes <= max && (got = fread(data + *bytes, 1, room - *bytes, file)) > 0) {
-        *bytes += got;
-        if (*bytes < room) { continue; }
-        room *= 2;
-        data = (char *)xrealloc(data, room + 1);
+    for (size_t got = 1; got > 0 && *bytes <= max; *bytes += got) {
+        data = (char *)xrealloc(data, *bytes + CHUNK + 1);
+        got = fread(data + *bytes, 1, CHUNK, file);
     }
     int error = *bytes > max ? EFBIG : ferror(file) ? errno : 0;
     data[*bytes] = 0;

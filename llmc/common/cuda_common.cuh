@@ -1,9 +1,5 @@
 /*
 Building blocks of all kernels. fp32 runs from sm_75 on, bf16 from sm_80 on.
-defines: LAUNCH, early_launches_off, CUDA_CHECK, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack,
-         require_packs, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
-         unpack_bf16, warp_sum, warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats,
-         store_floats, with_type
 A kernel uses hardware instructions only through functions of this file and of ptx.cuh, so that the tests can run it on
 a CPU. Shared memory is declared by the macros of ptx.cuh and passed as SharedPtr<T>, so that the tests check accesses.
 */
@@ -26,25 +22,24 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 // template arguments is in parentheses: LAUNCH((scale<float, 256>), ...). A kernel's first statement is
 // wait_for_previous_kernel(): the tests refuse a kernel without it.
 
-// Call after a failed launch or graph. Turns early launches off. True if the caller should try again; false if they
-// were off already, or if the error is sticky, such as a kernel's bad access.
-static inline bool early_launches_off(cudaError_t error) {
+// Call after a failed launch or graph. Turns PDL off. True if the caller should try again; false if it
+// was off already, or if the error is sticky, such as a kernel's bad access.
+static inline bool pdl_off(cudaError_t error) {
     cudaGetLastError();  // clears an error that is not sticky
-    if (!early_launches || cudaGetLastError() != cudaSuccess) { return false; }
-    early_launches = false;
-    fprintf(stderr,
-            "train_gpt2: an early launch failed (%s); training goes on without early launches, slightly slower and "
-            "with the same bits; TRAIN_GPT2_EARLY_LAUNCHES=0 turns them off from the start\n",
-            cudaGetErrorString(error));
+    if (!pdl_enabled || cudaGetLastError() != cudaSuccess) { return false; }
+    pdl_enabled = false;
+    fprintf(
+        stderr,
+        "train_gpt2: a programmatic dependent launch failed (%s); training goes on without PDL, slightly slower and "
+        "with the same bits; TRAIN_GPT2_PDL=0 turns it off from the start\n",
+        cudaGetErrorString(error));
     return true;
 }
 
 #define LAUNCH(kernel, ...)                                                                                            \
     do {                                                                                                               \
         cudaError_t launched = LAUNCH_KERNEL(kernel, __VA_ARGS__);                                                     \
-        if (launched != cudaSuccess && early_launches_off(launched)) {                                                 \
-            launched = LAUNCH_KERNEL(kernel, __VA_ARGS__);                                                             \
-        }                                                                                                              \
+        if (launched != cudaSuccess && pdl_off(launched)) { launched = LAUNCH_KERNEL(kernel, __VA_ARGS__); }           \
         cuda_check(launched, "launch of " #kernel, __FILE__, __LINE__);                                                \
     } while (0)
 
@@ -132,29 +127,20 @@ template <class T> static __device__ __forceinline__ void store128_streaming(T *
     __stcs(reinterpret_cast<uint4 *>(address), words_of_pack(x));
 }
 
-// the same for 8 bytes
-static __device__ __forceinline__ uint2 load64(const void *address) {
-    return load_global(static_cast<const uint2 *>(address));
-}
-static __device__ __forceinline__ void store64(void *address, uint2 x) {
-    store_global(static_cast<uint2 *>(address), x);
-}
-
 // one element of an array of float or bf16
 static __device__ __forceinline__ float load_float(const float *from) { return *from; }
 static __device__ __forceinline__ float load_float(const bf16 *from) { return bf16_to_float(*from); }
 static __device__ __forceinline__ void store_float(float *to, float x) { *to = x; }
 static __device__ __forceinline__ void store_float(bf16 *to, float x) { *to = float_to_bf16(x); }
 
-// WIDTH neighbours of such an array as floats: whole packs; half a pack, if WIDTH is a pack of the other type; or one
-// element, for rows or arrays that are not whole packs
+// WIDTH neighbours of such an array as floats: whole packs, half a pack of bf16, or one element of an odd row.
 template <int WIDTH, class T> static __device__ __forceinline__ void load_floats(float (&x)[WIDTH], const T *from) {
     constexpr int SIZE = Pack<T>::SIZE;
     if constexpr (WIDTH == 1) {
         x[0] = load_float(from);
     } else if constexpr (WIDTH < SIZE) {
         static_assert(WIDTH == 4 && SIZE == 8, "half a pack of bf16");
-        uint2 words = load64(from);
+        uint2 words = load_global(reinterpret_cast<const uint2 *>(from));
         float2 low = unpack_bf16(words.x), high = unpack_bf16(words.y);
         x[0] = low.x;
         x[1] = low.y;
@@ -176,7 +162,7 @@ template <int WIDTH, class T> static __device__ __forceinline__ void store_float
         store_float(to, x[0]);
     } else if constexpr (WIDTH < SIZE) {
         static_assert(WIDTH == 4 && SIZE == 8, "half a pack of bf16");
-        store64(to, make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])));
+        store_global(reinterpret_cast<uint2 *>(to), make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])));
     } else {
         UNROLL
         for (int p = 0; p < WIDTH; p += SIZE) {

@@ -1,8 +1,6 @@
 /*
 The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
 operations, their shared scratch, and the copy streams.
-defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stream_wait_copy, cuda_device,
-         cuda_device_count, cuda_current_device, cuda_capability, cuda_launch_captured
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"  // IWYU pragma: export
@@ -26,7 +24,7 @@ struct CudaExec {
     void *partials;
     size_t partials_bytes;
     CudaMatmuls *matmuls;
-    bool captures_early;  // the capture began with early launches
+    bool captures_pdl;  // the capture began with PDL
 };
 
 static inline cudaStream_t stream_of(const Exec *ex) { return ex->cuda->stream; }
@@ -74,7 +72,6 @@ static inline int cuda_capability(void) {
 }
 
 enum { PCI_BUS_ID_LENGTH = 32 };
-
 static inline void cuda_pci_bus_id(char id[PCI_BUS_ID_LENGTH]) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, PCI_BUS_ID_LENGTH, cuda_current_device()));
 }
@@ -149,7 +146,6 @@ static inline void *cuda_allocate(size_t bytes) {
     }
     return p;
 }
-
 static inline void cuda_release(void *p) { CUDA_CHECK(cudaFree(p)); }
 
 static inline void *cuda_allocate_host(size_t bytes) {
@@ -160,10 +156,9 @@ static inline void *cuda_allocate_host(size_t bytes) {
                   "smaller --offload or -b",
                   static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error));
     }
-    host_zero_parallel(p, bytes);
+    host_copy_parallel(p, NULL, bytes);  // seconds for one thread: --offload takes 15 GB at 1558M
     return p;
 }
-
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
 
 // ---- synchronous copies. They run in the default stream, which does not synchronise with the stream of an Exec
@@ -173,16 +168,10 @@ static inline void cuda_fill(void *p, int byte, size_t bytes) {
     CUDA_CHECK(cudaMemset(p, byte, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
 }
-
-static inline void cuda_upload(void *device, const void *host, size_t bytes) {
+static inline void cuda_copy(void *to, const void *from, size_t bytes) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyDefault));
+    CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
     CUDA_CHECK(cudaDeviceSynchronize());
-}
-
-static inline void cuda_download(void *host, const void *device, size_t bytes) {
-    CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDefault));
 }
 
 // ---- asynchronous work in the stream of an Exec
@@ -190,15 +179,13 @@ static inline void cuda_download(void *host, const void *device, size_t bytes) {
 static inline void cuda_enqueue_fill(void *p, int byte, size_t bytes, Exec *ex) {
     CUDA_CHECK(cudaMemsetAsync(p, byte, bytes, stream_of(ex)));
 }
-
+// With a direction, the tests' emulator checks that each end is where its caller says.
 static inline void cuda_enqueue_upload(void *device, const void *host, size_t bytes, Exec *ex) {
     CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(ex)));
 }
-
 static inline void cuda_enqueue_download(void *host, const void *device, size_t bytes, Exec *ex) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(ex)));
 }
-
 static inline void cuda_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(ex)));
 }
@@ -220,7 +207,6 @@ static inline CopyWork cuda_copy_begin(int stream, void *to, const void *from, s
 static inline CopyWork cuda_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
     return cuda_copy_begin(stream, device, host, bytes, cudaMemcpyHostToDevice, ex);
 }
-
 static inline CopyWork cuda_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
     return cuda_copy_begin(stream, host, device, bytes, cudaMemcpyDeviceToHost, ex);
 }
@@ -245,18 +231,16 @@ static inline DeviceEvent *cuda_event_timed(Exec *ex) {
     CUDA_CHECK(cudaEventRecord(timed, stream_of(ex)));
     return reinterpret_cast<DeviceEvent *>(timed);
 }
-
 static inline double cuda_seconds_between(const DeviceEvent *from, const DeviceEvent *to) {
     float milliseconds = 0;
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, cuda_event(from), cuda_event(to)));
     return 1e-3 * static_cast<double>(milliseconds);
 }
-
 static inline void cuda_event_destroy(DeviceEvent *timed) { CUDA_CHECK(cudaEventDestroy(cuda_event(timed))); }
 
 static inline void cuda_capture_begin(Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
-    ex->cuda->captures_early = early_launches;
+    ex->cuda->captures_pdl = pdl_enabled;
 }
 
 // Ends the capture, and launches its graph. *graph: for further launches; NULL if there is none.
@@ -276,8 +260,8 @@ static inline cudaError_t cuda_launch_captured(cudaStream_t stream, cudaGraphExe
 static inline DeviceGraph *cuda_capture_end(Exec *ex) {
     cudaGraphExec_t executable;
     cudaError_t error = cuda_launch_captured(stream_of(ex), &executable);
-    if (error != cudaSuccess) { early_launches = ex->cuda->captures_early; }  // a failed launch turned them off
-    if (error != cudaSuccess && early_launches_off(error)) {
+    if (error != cudaSuccess) { pdl_enabled = ex->cuda->captures_pdl; }  // a failed launch turned it off
+    if (error != cudaSuccess && pdl_off(error)) {
         if (executable) { CUDA_CHECK(cudaGraphExecDestroy(executable)); }
         return NULL;
     }
@@ -288,7 +272,6 @@ static inline DeviceGraph *cuda_capture_end(Exec *ex) {
 static inline void cuda_graph_launch(DeviceGraph *graph, Exec *ex) {
     CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(graph), stream_of(ex)));
 }
-
 static inline void cuda_graph_destroy(DeviceGraph *graph) {
     CUDA_CHECK(cudaGraphExecDestroy(reinterpret_cast<cudaGraphExec_t>(graph)));
 }
@@ -303,8 +286,8 @@ static const Device cuda_device = {
     .allocate_host = cuda_allocate_host,
     .release_host = cuda_release_host,
     .fill = cuda_fill,
-    .upload = cuda_upload,
-    .download = cuda_download,
+    .upload = cuda_copy,
+    .download = cuda_copy,
     .enqueue_fill = cuda_enqueue_fill,
     .enqueue_upload = cuda_enqueue_upload,
     .enqueue_download = cuda_enqueue_download,

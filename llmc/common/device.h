@@ -2,8 +2,6 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, NO_LAYER, FallbackKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
-         COPY_INPUTS, COPY_UPDATE, COPY_STREAMS, device_poison, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -23,18 +21,14 @@ struct CudaExec;  // device.cuh: the stream, and scratch for sums
 struct Profile;   // run/hooks.h: --profile
 struct OpHooks;   // op_call.h
 
-// Plainer kernels for a GPU on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1 is
-// CUDA cores. Matmuls: MATMUL_FASTEST ...
+// Plainer kernels for a GPU on which the fast ones, level 0, fail the self-check. Attention: 1 is CUDA cores.
 enum { FALLBACK_ATTENTION_FORWARD, FALLBACK_ATTENTION_BACKWARD, FALLBACK_MATMUL, NUM_FALLBACKS };
 typedef struct {
     int level[NUM_FALLBACKS];
 } FallbackKernels;
 
-enum {
-    MATMUL_FASTEST,       // autotuned
-    MATMUL_FIRST_CHOICE,  // cuBLASLt's first choice without a fused epilogue
-    MATMUL_PLAIN          // our own GEMM
-};
+// Matmuls: autotuned; cuBLASLt's first choice without a fused epilogue; our own GEMM
+enum { MATMUL_FASTEST, MATMUL_FIRST_CHOICE, MATMUL_PLAIN };
 
 typedef struct Exec {
     bool bf16_inputs;          // -f 2 on a CPU: matmul inputs are rounded to bf16
@@ -112,16 +106,8 @@ static inline void device_poison(const Device *device, void *memory, size_t byte
 #endif
 }
 
-static inline void *host_allocate(size_t bytes) {
-    void *p = NULL;
-    if (posix_memalign(&p, 256, bytes ? bytes : 256) != 0) {
-        run_error("out of memory: the plan needs %.1f MiB; a smaller -b, -t or model needs less (see --plan)",
-                  (double)bytes / (1 << 20));
-    }
-    return p;
-}
-
-static inline void *host_allocate_zeroed(size_t bytes) { return memset(host_allocate(bytes), 0, bytes); }
+static inline void *host_allocate(size_t bytes) { return xaligned(256, bytes); }
+static inline void *host_allocate_zeroed(size_t bytes) { return memset(xaligned(256, bytes), 0, bytes); }
 
 // The first number that a line of the file has in this format, for example "inactive_file %llu"; SIZE_MAX if none has.
 static inline size_t number_in_file(const char *folder, const char *name, const char *format) {
@@ -175,8 +161,7 @@ static inline void group_memory(size_t *limit, size_t *left, const char *root) {
     if (file) { fclose(file); }
 }
 
-// Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
-// SIZE_MAX if the system does not say.
+// Free memory of the machine and the control group, less 3 % for what is outside the plan; SIZE_MAX: unknown.
 static inline size_t host_free_bytes(void) {
     size_t room = meminfo_bytes("MemAvailable: %llu kB"), limit, left;
     group_memory(&limit, &left, "");
@@ -184,8 +169,7 @@ static inline size_t host_free_bytes(void) {
     return room == SIZE_MAX ? room : room - room / 32;
 }
 
-// All memory of the machine or of the control group, less a quarter for other programs. SIZE_MAX if the system does not
-// say.
+// All memory of the machine or the control group, less a quarter for other programs; SIZE_MAX: unknown.
 static inline size_t host_whole_bytes(void) {
     size_t whole = meminfo_bytes("MemTotal: %llu kB"), limit, left;
     group_memory(&limit, &left, "");
@@ -194,19 +178,18 @@ static inline size_t host_whole_bytes(void) {
 }
 
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
-// By all threads: with --offload the pinned memory takes 15 GB at 1558M, seconds for one thread.
-static inline void host_zero_parallel(void *p, size_t bytes) {
-    size_t threads = (size_t)omp_get_max_threads(), part = bytes / threads + 1;
-#pragma omp parallel for schedule(static) if (bytes >= 1 << 20)
-    for (size_t at = 0; at < bytes; at += part) { memset((char *)p + at, 0, bytes - at < part ? bytes - at : part); }
-}
-// By all threads: one thread alone does not use all of the memory's bandwidth. Each copies one part, since memcpy keeps
-// a large copy out of the caches.
+// Copies, or zeroes if from is NULL, by all threads: one thread alone does not use all of the memory's bandwidth. Each
+// copies one part, since memcpy keeps a large copy out of the caches.
 static inline void host_copy_parallel(void *to, const void *from, size_t bytes) {
     size_t threads = (size_t)omp_get_max_threads(), part = bytes / threads + 1;
 #pragma omp parallel for schedule(static) if (bytes >= 1 << 20)
     for (size_t at = 0; at < bytes; at += part) {
-        memcpy((char *)to + at, (const char *)from + at, bytes - at < part ? bytes - at : part);
+        size_t n = bytes - at < part ? bytes - at : part;
+        if (from) {
+            memcpy((char *)to + at, (const char *)from + at, n);
+        } else {
+            memset((char *)to + at, 0, n);
+        }
     }
 }
 static inline void host_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
@@ -269,8 +252,5 @@ static const Device cpu_device = {
     .event_timed = host_event_timed,
     .seconds_between = host_seconds_between,
     .event_destroy = host_event_destroy,
-    .capture_begin = NULL,
-    .capture_end = NULL,
-    .graph_launch = NULL,
-    .graph_destroy = NULL,
+    // no CUDA graphs
 };

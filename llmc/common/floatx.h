@@ -1,8 +1,5 @@
 /*
 The number types, chosen once per build.
-defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, to_floatX_stochastic, bf16_to_float,
-         float_to_bf16, bf16_round_stochastic, split_weight, split_remainder, split_join, to_floatX_half_up,
-         remainder_of, joined_real, float_to_bits, bits_to_float, relative_error, REAL_MATH, HOST_DEVICE
   floatX  storage of weights and activations
   real    arithmetic, statistics, parameter gradients and optimizer state
 
@@ -17,7 +14,6 @@ defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, 
 #include <stdint.h>
 #include <string.h>
 
-// a function for host and kernels
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
 #else
@@ -89,7 +85,7 @@ static inline HOST_DEVICE float split_join(bf16 weight, int16_t remainder) {
 }
 
 // ---- the types of this build, and a full-precision weight r in two parts:
-//   to_floatX_half_up   the weight of the forward: r rounded half up, the same with masters and with remainders
+//   to_floatX_half_up   the weight of the forward: r rounded half up
 //   remainder_of        r minus that weight, as 16 bits; 0 unless floatX is bf16
 //   joined_real         r from weight and remainder
 

@@ -1,7 +1,4 @@
-/*
-Hashes of contents, to compare what ranks hold and read.
-defines: hash_word, hash_bytes, hash_file, hash_whole_file, print_same_files
-*/
+// Hashes of contents, to compare what ranks hold and read.
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
@@ -25,11 +22,9 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
     return hash;
 }
 
-enum { FINGERPRINT_BYTES = 4096 };
-
 // hashes the size of a file, and 4 KiB of it at the start, in the middle and at the end
 static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *path) {
-    uint8_t bytes[FINGERPRINT_BYTES];
+    uint8_t bytes[4096];
     struct stat info;
     int fd = open_regular(path, &info), error = fd < 0 ? errno : 0;
     if (!error) {
@@ -57,22 +52,4 @@ static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
     while (file && (got = fread(bytes, 1, sizeof bytes, file)) > 0) { hash = hash_bytes(hash, bytes, got); }
     if (file) { fclose(file); }
     return hash;
-}
-
-// Prints a note on the first two of the files (n) with the same content. The first num_train are for training.
-static inline void print_same_files(FILE *out, char *const *paths, int n, int num_train) {
-    uint64_t *hashes = (uint64_t *)xcalloc((size_t)n, sizeof *hashes);
-    for (int k = 0, i; k < n && strcmp(paths[k], "-") != 0; k++) {
-        hashes[k] = hash_file(0, k < num_train ? "-i" : "-j", paths[k]);
-        for (i = 0; i < k; i++) {
-            if (hashes[i] == hashes[k] && hash_whole_file(0, paths[i]) == hash_whole_file(0, paths[k])) { break; }
-        }
-        if (i == k) { continue; }
-        bool crosses = i < num_train && k >= num_train;
-        fprintf(out, "note      %s %s has the same content as %s %s: %s\n", k < num_train ? "-i" : "-j", paths[k],
-                i < num_train ? "-i" : "-j", paths[i],
-                crosses ? "the validation loss is that of training data" : "its data is read twice");
-        break;
-    }
-    free(hashes);
 }

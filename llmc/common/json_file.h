@@ -1,7 +1,4 @@
-/*
-Small JSON files, read and written whole.
-defines: write_json, read_text_file, json_of, json_get, json_string, json_true, try_read_json, read_json, json_whole
-*/
+// Small JSON files, read and written whole.
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
@@ -19,13 +16,10 @@ static inline int write_json(const char *path, const cJSON *json) {
     return part_finish(&file);
 }
 
-enum { JSON_MAX_FILE = 256 << 20 };  // bytes; a tokenizer.json has a few MB
-
-// The text of a file of at most JSON_MAX_FILE bytes; the caller frees it. NULL: it cannot be read, or holds a NUL, at
-// which cJSON would stop.
+// The text of a file, which the caller frees. NULL: it cannot be read, is too long, or holds a NUL, where cJSON stops.
 static inline char *read_text_file(const char *path) {
     size_t bytes;
-    char *text = read_whole_file(path, JSON_MAX_FILE, &bytes);
+    char *text = read_whole_file(path, 256 << 20, &bytes);  // a tokenizer.json has a few MB
     if (!text || strlen(text) == bytes) { return text; }
     free(text);
     return NULL;
@@ -42,8 +36,7 @@ __attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *f
     return cJSON_Parse(text);
 }
 
-// The item, string or true of an object that is called `key`; of several the last one, as in Python. Of anything else
-// NULL or false; json may be NULL.
+// An item of an object; of equal keys the last one, as in Python. NULL or false: there is none, or json is no object.
 static inline const cJSON *json_get(const cJSON *json, const char *key) {
     const cJSON *item, *last = NULL;
     cJSON_ArrayForEach(item, json) {
@@ -56,16 +49,29 @@ static inline const char *json_string(const cJSON *json, const char *key) {
 }
 static inline bool json_true(const cJSON *json, const char *key) { return cJSON_IsTrue(json_get(json, key)); }
 
+// True if an object has a key with a value other than null, false, 0 and the empty ones.
+static inline bool json_is_set(const cJSON *json, const char *key) {
+    const cJSON *value = json_get(json, key);
+    const char *text = cJSON_GetStringValue(value);
+    bool full = (cJSON_IsArray(value) || cJSON_IsObject(value)) && value->child;
+    return full || cJSON_IsTrue(value) || (cJSON_IsNumber(value) && value->valuedouble != 0) || (text && *text);
+}
+
+// text (PATH_LENGTH) = VALUE as "KEY", the value shortened
+static inline void json_show(char *text, const cJSON *json, const char *key) {
+    char *value = cJSON_PrintUnformatted(json_get(json, key));
+    format_path(text, "%.100s as \"%s\"", value ? value : "nothing", key);
+    cJSON_free(value);
+}
+
 // the JSON object in a file; NULL: the file is missing, cannot be read or holds anything but one JSON object
 static inline cJSON *try_read_json(const char *path) {
     char *text = read_text_file(path);
     cJSON *json = text ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
     free(text);
-    if (!cJSON_IsObject(json)) {
-        cJSON_Delete(json);
-        return NULL;
-    }
-    return json;
+    if (cJSON_IsObject(json)) { return json; }
+    cJSON_Delete(json);
+    return NULL;
 }
 
 // the JSON object in a file; NULL: there is no such file. Stops if the file holds no JSON object.
@@ -80,13 +86,12 @@ static inline cJSON *read_json(const char *path) {
 
 // The integer called `key`. Stops unless it is there and in min..max, which are within 2^53: a double holds it exactly.
 static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
-    const cJSON *item = json_get(json, key);
-    char *found = cJSON_PrintUnformatted(item);
-    double x = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+    double x = cJSON_GetNumberValue(json_get(json, key));  // NaN without a number
     if (!(x >= min && x <= max) || x != floor(x)) {
-        input_error("'%s' has %.60s as \"%s\", expected a whole number from %.0f to %.0f; copy the file again", path,
-                    found ? found : "nothing", key, min, max);
+        char found[PATH_LENGTH];
+        json_show(found, json, key);
+        input_error("'%s' has %s, expected a whole number from %.0f to %.0f; copy the file again", path, found, min,
+                    max);
     }
-    cJSON_free(found);
     return (int64_t)x;
 }

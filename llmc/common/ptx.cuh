@@ -1,10 +1,6 @@
 /*
 The launch of a kernel, shared arrays and PTX instructions, for nvcc. Kernels get them through cuda_common.cuh. The
 tests' emulator puts a file of the same name in place of this one, so that kernels also run on a CPU.
-defines: SM_80, MULTIPROCESSOR_THREADS, LAUNCH_KERNEL, early_launches, wait_for_previous_kernel, UNROLL, NO_UNROLL,
-         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_address, load_shared, store_shared, load_global,
-         store_global, prefetch_l2, exp2_fast, reciprocal_fast, rsqrt_device, log_device, log2_device, ldmatrix_x4,
-         ldmatrix_x4_trans, mma_bf16, has_cp_async, start_cp_async, cp_async_commit, cp_async_wait
 */
 #pragma once
 #include <cuda_runtime.h>
@@ -37,7 +33,7 @@ static __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-inline bool early_launches = false;  // set by early_launches.cuh where they work
+inline bool pdl_enabled = false;  // set by pdl.cuh where it works
 
 template <class... P, class... A>
 static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
@@ -51,7 +47,7 @@ static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 bl
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = early_launches;
+    config.numAttrs = pdl_enabled;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
@@ -59,8 +55,7 @@ static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 bl
 #define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
     launch_kernel(kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
 
-// UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps the next loop rolled:
-// fewer registers.
+// UNROLL keeps arrays with constant indices in registers; NO_UNROLL keeps a loop rolled, to use fewer registers.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 

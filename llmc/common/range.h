@@ -1,8 +1,4 @@
-/*
-Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
-defines: Range, PackedSequences, not_packed, range_intersect, chunk_size, chunk_range, all_gather_bytes,
-         all_reduce_bytes, broadcast_bytes
-*/
+// Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
 #pragma once
 #include "llmc/common/floatx.h"
 

@@ -1,6 +1,5 @@
 /*
 Random numbers as a pure function of a key: threads, ranks and resuming do not change them.
-defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, Rounded, group_rounding_bits, element_rounding_bits
 The mixer is SplitMix64's finaliser (Steele, Lea, Flood 2014); the permutation is a four-round Feistel network with
 cycle walking (Black, Rogaway 2002).
 */

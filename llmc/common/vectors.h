@@ -1,8 +1,6 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, CACHE_LINE, ALWAYS_INLINE, NEVER_INLINE, UNROLL_ALL, UNROLL_4,
-         vec_load, vec_store, vec_select, vec_max, vec_of, vec_transpose; fast_exp
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -10,8 +8,7 @@ defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, CACHE_LINE, ALWAYS_INLINE, NE
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 #define NEVER_INLINE __attribute__((noinline, unused)) static
 // UNROLL_ALL unrolls a loop of constant length, so that its array stays in registers. UNROLL_4 unrolls by four with
-// gcc; clang keeps the loop, as unrolled it spills the sums of a GEMM's tile. nvcc does not know the pragmas, and clang
-// ignores gcc's.
+// gcc; clang keeps the loop, whose sums it would spill. nvcc does not know the pragmas, and clang ignores gcc's.
 #ifdef __CUDACC__
 #define UNROLL_ALL
 #define UNROLL_4

@@ -1,6 +1,5 @@
 /*
 Learns the merges of a byte-level BPE tokenizer from text (Sennrich et al. 2016, arXiv 1508.07909).
-defines: BpeTrainer, bpe_count, bpe_learn, bpe_free
 
 Words     the pre-tokens of tokenizer.h, each with the number of times it occurs. A word starts as its bytes.
 Merge     The adjacent pair of tokens that occurs most often becomes a new token, in every word; among equals the pair
@@ -16,27 +15,22 @@ Length    A pair whose bytes exceed TOKENIZER_MAX_TOKEN_BYTES is not merged.
 #include "llmc/common/progress.h"
 #include "llmc/data/tokenizer.h"
 
-enum { BPE_MIN_COUNT = 2 };
-
 typedef struct {
     size_t start;   // in bytes while counting, in tokens while learning
     uint32_t size;  // likewise; 0: a free slot
     int64_t count;  // occurrences
 } BpeWord;
 
-// a pair of adjacent tokens
 typedef struct {
     uint32_t left_right;  // left id << 16 | right id
-    bool used;            // false: a free slot
     int64_t count;        // occurrences in all words
     uint32_t *words;      // (num_words) indices of words that hold the pair, or held it
-    uint32_t num_words;
-    int pushed;  // the last new token after which the pair was pushed to the heap
+    uint32_t num_words;   // 0: a free slot
 } BpePair;
 
 // Zeroed is empty. Free with bpe_free.
 typedef struct {
-    // words, a hash table by their bytes; compact from bpe_learn on
+    // words, a hash table by their bytes
     BpeWord *words;
     size_t num_words, word_slots;  // slots: a power of two
     char *bytes;                   // of all words
@@ -48,8 +42,8 @@ typedef struct {
     HeapEntry *heap;  // candidate pairs. key: ~count of the pair when it was pushed, the highest count first;
                       // value: left_right
     size_t heap_size;
-    uint32_t *changed;  // pairs that the current merge has created
-    size_t num_changed;
+    uint32_t *created;  // pairs of the current merge
+    size_t num_created;
 } BpeTrainer;
 
 static inline void bpe_free(BpeTrainer *b) {
@@ -59,8 +53,7 @@ static inline void bpe_free(BpeTrainer *b) {
     free(b->tokens);
     free(b->pairs);
     free(b->heap);
-    free(b->changed);
-    memset(b, 0, sizeof *b);
+    free(b->created);
 }
 
 // ---- counting words
@@ -76,7 +69,6 @@ static inline BpeWord *bpe_word_slot(const BpeTrainer *b, const char *text, size
     return &b->words[slot];
 }
 
-// doubles the table of words
 static inline void bpe_grow_words(BpeTrainer *b) {
     BpeWord *old = b->words;
     size_t slots = b->word_slots;
@@ -88,7 +80,6 @@ static inline void bpe_grow_words(BpeTrainer *b) {
     free(old);
 }
 
-// counts the words of a text
 static inline void bpe_count(BpeTrainer *b, const char *text, size_t bytes) {
     for (size_t at = 0, length; at < bytes; at += length) {
         length = tokenizer_pretoken_length(text + at, bytes - at);
@@ -110,29 +101,21 @@ static inline void bpe_count(BpeTrainer *b, const char *text, size_t bytes) {
 
 static inline BpePair *bpe_pair_slot(const BpeTrainer *b, uint32_t left_right) {
     size_t slot = rng_mix(left_right) & (b->pair_slots - 1);
-    while (b->pairs[slot].used && b->pairs[slot].left_right != left_right) { slot = (slot + 1) & (b->pair_slots - 1); }
+    while (b->pairs[slot].num_words && b->pairs[slot].left_right != left_right) {
+        slot = (slot + 1) & (b->pair_slots - 1);
+    }
     return &b->pairs[slot];
 }
 
-// the entry of a pair, which is created if it is missing; valid until the next call
-static inline BpePair *bpe_pair(BpeTrainer *b, uint32_t left_right) {
-    if (2 * b->num_pairs >= b->pair_slots) {
-        BpePair *old = b->pairs;
-        size_t slots = b->pair_slots;
-        b->pair_slots = slots ? 2 * slots : 1 << 16;
-        b->pairs = (BpePair *)xcalloc(b->pair_slots, sizeof *b->pairs);
-        for (size_t i = 0; i < slots; i++) {
-            if (old[i].used) { *bpe_pair_slot(b, old[i].left_right) = old[i]; }
-        }
-        free(old);
+static inline void bpe_grow_pairs(BpeTrainer *b) {
+    BpePair *old = b->pairs;
+    size_t slots = b->pair_slots;
+    b->pair_slots = slots ? 2 * slots : 1 << 16;
+    b->pairs = (BpePair *)xcalloc(b->pair_slots, sizeof *b->pairs);
+    for (size_t i = 0; i < slots; i++) {
+        if (old[i].num_words) { *bpe_pair_slot(b, old[i].left_right) = old[i]; }
     }
-    BpePair *pair = bpe_pair_slot(b, left_right);
-    if (!pair->used) {
-        pair->used = true;
-        pair->left_right = left_right;
-        b->num_pairs++;
-    }
-    return pair;
+    free(old);
 }
 
 static inline void bpe_push(BpeTrainer *b, int64_t count, uint32_t left_right) {
@@ -140,28 +123,29 @@ static inline void bpe_push(BpeTrainer *b, int64_t count, uint32_t left_right) {
     heap_push(b->heap, &b->heap_size, ~(uint64_t)count, left_right);
 }
 
-// Adds `change` occurrences of (left, right) in a word. A positive change notes the word, and the pair for the heap.
-static inline void bpe_change(BpeTrainer *b, int left, int right, uint32_t word, int64_t change, int new_token) {
-    BpePair *pair = bpe_pair(b, (uint32_t)left << 16 | (uint32_t)right);
+// Adds `change` occurrences of (left, right) in a word. A positive change notes the word, and a new pair for the heap:
+// only pairs with the token of the current merge become more, and that merge has created them.
+static inline void bpe_change(BpeTrainer *b, int left, int right, uint32_t word, int64_t change) {
+    if (2 * b->num_pairs >= b->pair_slots) { bpe_grow_pairs(b); }
+    BpePair *pair = bpe_pair_slot(b, (uint32_t)left << 16 | (uint32_t)right);
     pair->count += change;
-    if (change < 0) { return; }
-    if (!pair->num_words || pair->words[pair->num_words - 1] != word) {
-        pair->words = (uint32_t *)xgrow(pair->words, pair->num_words, sizeof *pair->words);
-        pair->words[pair->num_words++] = word;
+    if (change < 0 || (pair->num_words && pair->words[pair->num_words - 1] == word)) { return; }
+    if (!pair->num_words) {
+        pair->left_right = (uint32_t)left << 16 | (uint32_t)right;
+        b->num_pairs++;
+        b->created = (uint32_t *)xgrow(b->created, b->num_created, sizeof *b->created);
+        b->created[b->num_created++] = pair->left_right;
     }
-    if (pair->pushed == new_token) { return; }
-    pair->pushed = new_token;
-    b->changed = (uint32_t *)xgrow(b->changed, b->num_changed, sizeof *b->changed);
-    b->changed[b->num_changed++] = pair->left_right;
+    pair->words = (uint32_t *)xgrow(pair->words, pair->num_words, sizeof *pair->words);
+    pair->words[pair->num_words++] = word;
 }
 
-// pushes the pairs that bpe_change has noted
-static inline void bpe_push_changed(BpeTrainer *b) {
-    for (size_t i = 0; i < b->num_changed; i++) {
-        int64_t count = bpe_pair(b, b->changed[i])->count;
-        if (count > 0) { bpe_push(b, count, b->changed[i]); }
+static inline void bpe_push_created(BpeTrainer *b) {
+    for (size_t i = 0; i < b->num_created; i++) {
+        int64_t count = bpe_pair_slot(b, b->created[i])->count;
+        if (count > 0) { bpe_push(b, count, b->created[i]); }
     }
-    b->num_changed = 0;
+    b->num_created = 0;
 }
 
 // ---- learning
@@ -176,46 +160,41 @@ static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int ri
         memmove(tokens + i + 1, tokens + i + 2, (w->size - i - 2) * sizeof *tokens);
         w->size--;
         if (i > 0) {
-            bpe_change(b, tokens[i - 1], left, word, -w->count, merged);
-            bpe_change(b, tokens[i - 1], merged, word, w->count, merged);
+            bpe_change(b, tokens[i - 1], left, word, -w->count);
+            bpe_change(b, tokens[i - 1], merged, word, w->count);
         }
         if (i + 1 < w->size) {
-            bpe_change(b, right, tokens[i + 1], word, -w->count, merged);
-            bpe_change(b, merged, tokens[i + 1], word, w->count, merged);
+            bpe_change(b, right, tokens[i + 1], word, -w->count);
+            bpe_change(b, merged, tokens[i + 1], word, w->count);
         }
     }
 }
 
-// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer, once no pair of at most 255
-// bytes occurs twice.
+// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer if no pair is left to merge.
 static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
     Tokenizer t = tokenizer_alloc((size_t)vocab_size * TOKENIZER_MAX_TOKEN_BYTES, vocab_size, 1);
     tokenizer_append_gpt2_bytes(&t);
-    size_t words = 0;
     b->tokens = (uint16_t *)xmalloc(b->num_bytes * sizeof *b->tokens);
     for (size_t i = 0; i < b->num_bytes; i++) { b->tokens[i] = t.byte_token[(uint8_t)b->bytes[i]]; }
-    for (size_t i = 0; i < b->word_slots; i++) {
-        if (b->words[i].size) { b->words[words++] = b->words[i]; }
-    }
-    for (uint32_t i = 0; i < words; i++) {
+    for (uint32_t i = 0; i < b->word_slots; i++) {
         const BpeWord *w = &b->words[i];
         const uint16_t *tokens = b->tokens + w->start;
-        for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count, 255); }
+        for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count); }
     }
-    bpe_push_changed(b);
+    bpe_push_created(b);
     while (t.vocab_size < vocab_size - 1 && b->heap_size > 0) {
         HeapEntry best = heap_pop(b->heap, &b->heap_size);
         uint32_t left_right = (uint32_t)best.value;
-        BpePair pair = *bpe_pair(b, left_right);
+        BpePair pair = *bpe_pair_slot(b, left_right);
         if (pair.count != (int64_t)~best.key) {
             if (pair.count > 0) { bpe_push(b, pair.count, left_right); }
             continue;
         }
-        if (pair.count < BPE_MIN_COUNT) { break; }
+        if (pair.count < 2) { break; }
         int left = (int)(left_right >> 16), right = (int)(left_right & 0xFFFF), merged = t.vocab_size;
         if (!tokenizer_append_pair(&t, left, right)) { continue; }
         for (uint32_t i = 0; i < pair.num_words; i++) { bpe_merge_word(b, pair.words[i], left, right, merged); }
-        bpe_push_changed(b);
+        bpe_push_created(b);
         progress_show("--train-bpe, merging", t.vocab_size, vocab_size);
     }
     progress_show("--train-bpe, merging", -1, 0);

@@ -1,9 +1,5 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
-defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
-         token_files_split, token_files_total, token_files_used, token_files_fingerprint, token_files_close, DataLoader,
-         dataloader_open, dataloader_open_examples, dataloader_check, dataloader_check_ids, dataloader_next,
-         dataloader_seek, dataloader_batches, dataloader_targets, dataloader_close
 
 Files       A token shard of llm.c, under any name (a name in .bin must be one): 256 int32 {20240520, 1, number of
             tokens, vocabulary, 0...}, then the tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's
@@ -17,10 +13,10 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
                             within one file at a time
             Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
             R ranks are together the same for every R.
-Examples    Of examples.h, a sequence is a row. The rows of an epoch are permuted by (seed, e).
-Validation  A loader of one epoch has rows without targets after it, so each sequence is scored once.
-Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
-            is reported by dataloader_check, or by the dataloader_next that would return the batch.
+Examples    Examples packed into sequences of T tokens (examples.h) are permuted by (seed, e).
+Validation  A loader of one epoch has sequences without targets after it, so each sequence is scored once.
+Reading     A thread reads one micro-batch ahead. An error in a batch, a bad id or a failed read, is reported by
+            require_next_batch, or by the dataloader_next that would return the batch.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -50,28 +46,14 @@ typedef struct {
     struct timespec modified;          // time of modification when it was opened
 } TokenFile;
 
-// the files of a glob pattern, all of one kind
 typedef struct {
     TokenFile *files;
     int num_files;
-    int header_bytes, token_bytes;  // text: 0 and 1; shards of llm.c: 1024 and 2
-    int vocab_size;                 // text: 256; shards: 50257, or as in the header
-    const char *flag;               // that named the files, for messages
-    const char *use;                // for messages: "", " to train on" or " held out for validation"
+    int token_bytes;   // text: 1; shards of llm.c, which have a header: 2
+    int vocab_size;    // text: 256; shards: 50257, or as in the header
+    const char *flag;  // that named the files, for messages
+    const char *use;   // for messages: "", " to train on" or " held out for validation"
 } TokenFiles;
-
-static inline bool token_file_is_shard(const char *path) {
-    return has_ending(path, ".bin") || file_kind(path) == FILE_TOKENS;
-}
-
-// True if the first file that matches a glob pattern is a shard.
-static inline bool token_files_match_shards(const char *pattern) {
-    glob_t found;
-    if (!find_files(&found, pattern)) { return has_ending(pattern, ".bin"); }
-    bool shard = token_file_is_shard(found.gl_pathv[0]);
-    globfree(&found);
-    return shard;
-}
 
 // the number of tokens in a shard's header, and *vocab_size; stops unless the size of the file agrees
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
@@ -82,16 +64,13 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
     }
     int error = read_exact(fd, header, sizeof header, 0);
     if (error) { input_error("%s: could not read the header of %s: %s; copy it again", flag, path, read_error(error)); }
-    if (header[1] != TOKEN_VERSION || header[3] > 65536 || header[3] == 1) {
-        input_error("%s: %s has version %" PRIu32 " and a vocabulary of %" PRIu32 ", expected version 1 and 0 (GPT-2's "
-                    "vocabulary) or 2 to 65536; make the file again with --tokenize",
-                    flag, path, header[1], header[3]);
-    }
     uint64_t expected_bytes = sizeof header + 2 * (uint64_t)header[2];
-    if (expected_bytes != file_bytes) {
-        input_error("%s: %s has %" PRIu64 " bytes, but its header says %" PRIu32 " tokens, which take %" PRIu64
-                    "; the file is damaged or unfinished: copy or make it again",
-                    flag, path, file_bytes, header[2], expected_bytes);
+    if (header[1] != TOKEN_VERSION || header[3] > 65536 || header[3] == 1 || expected_bytes != file_bytes) {
+        input_error("%s: %s has %" PRIu64 " bytes, version %" PRIu32 " and a vocabulary of %" PRIu32
+                    ", expected %" PRIu64 " bytes for its %" PRIu32
+                    " tokens, version 1 and 0 (GPT-2's vocabulary) or 2 to 65536; the file is "
+                    "damaged or unfinished: copy it, or make it again with --tokenize",
+                    flag, path, file_bytes, header[1], header[3], expected_bytes, header[2]);
     }
     *vocab_size = header[3] ? (int)header[3] : (int)GPT2_VOCAB;
     return header[2];
@@ -116,19 +95,13 @@ static inline void token_file_open(TokenFile *file, const char *flag, const char
 // The files that match a glob pattern, sorted by name. `flag` is the flag of the pattern, for messages; it is not
 // copied. Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
 static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
-    glob_t found;
-    if (!find_files(&found, pattern)) {
-        input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special; put a backslash before "
-                    "one in a name)",
-                    flag, pattern);
-    }
-    bool shard = token_file_is_shard(found.gl_pathv[0]);
+    glob_t found = require_files(flag, pattern);
+    bool shard = kind_of_data(found.gl_pathv[0]) == FILE_TOKENS;
     TokenFile *all = (TokenFile *)xcalloc(found.gl_pathc, sizeof *all);
-    int header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
-    TokenFiles files = {all, (int)found.gl_pathc, header_bytes, shard ? 2 : 1, 0, flag, ""};
+    TokenFiles files = {all, (int)found.gl_pathc, shard ? 2 : 1, 0, flag, ""};
     for (int f = 0; f < files.num_files; f++) {
         const char *path = found.gl_pathv[f];
-        if (token_file_is_shard(path) != shard) {
+        if ((kind_of_data(path) == FILE_TOKENS) != shard) {
             input_error("%s: '%s' matches token shards and text alike (%s, %s); give a pattern that matches one kind",
                         flag, pattern, found.gl_pathv[0], path);
         }
@@ -172,11 +145,6 @@ static inline uint64_t token_files_used(const TokenFiles *files, int T) {
 // text, whose tokens are bytes; else shards, whose tokens are uint16
 static inline bool token_files_are_text(const TokenFiles *files) { return files->token_bytes == 1; }
 
-// the kind of the files, for messages
-static inline const char *token_files_kind(const TokenFiles *files) {
-    return token_files_are_text(files) ? "text" : "token shards";
-}
-
 static inline TokenFiles token_files_copy(const TokenFiles *files, const char *use) {
     TokenFiles copy = *files;
     copy.use = use;
@@ -200,11 +168,8 @@ static inline void token_files_split(const TokenFiles *files, double held_out, T
     }
 }
 
-// ---- fingerprints
-
-// 64 bits that identify the data: of each file the size, 12 KiB of the content, and which tokens are used; named: also
-// its name without the folder, as in checkpoints of versions up to 1.0. The same on every machine and in every folder.
-// 100 files take 300 small reads.
+// 64 bits that identify the data, in any folder: of each file the size, 12 KiB of the content, and the tokens in use;
+// named: also its name without the folder, as in checkpoints of versions up to 1.0.
 static inline uint64_t token_files_fingerprint(const TokenFiles *files, bool named) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
@@ -277,9 +242,9 @@ static inline bool token_reader_select(TokenReader *reader, int f) {
 static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint64_t first, size_t count) {
     const TokenFiles *files = reader->files;
     const uint8_t *raw = reader->raw;
-    size_t width = (size_t)files->token_bytes;
+    size_t width = (size_t)files->token_bytes, header = width == 1 ? 0 : TOKEN_HEADER_INTS * sizeof(uint32_t);
     if (!token_reader_select(reader, f)) { return false; }
-    int error = read_exact(reader->fd, reader->raw, count * width, (uint64_t)files->header_bytes + first * width);
+    int error = read_exact(reader->fd, reader->raw, count * width, header + first * width);
     if (error) { return token_reader_fail(reader, f, "could not be read: ", read_error(error)); }
     int largest = 0;
     for (size_t i = 0; i < count; i++) {
@@ -301,74 +266,73 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// inputs, targets, packed and num_targets are the caller's; the other fields are shared with the reader thread. While
-// state is BATCH_WANTED the shared fields without the lock belong to the thread, else to the caller: each side waits
-// for its turn.
+// inputs, targets and packed are the caller's. While state is BATCH_WANTED, the fields without the lock belong to the
+// thread, else to the caller: each side waits for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
-    PackedSequences packed;       // of examples, the sequences in the batch; valid as long
-    int num_targets;              // in the batch; of token files B*T
+    PackedSequences packed;       // of examples; valid as long
     int state;                    // BATCH_WANTED, BATCH_READY or BATCH_QUIT
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
-    int reading;  // index of the batch in `batches` that is filled
-    int read_targets;
+    // the batch that is read ahead
+    int reading;  // index of the batch in `batches`
+    PackedSequences read_packed;
     // source
     TokenFiles files;
-    const ExampleRows *rows;  // NULL: token files
-    bool one_epoch;           // blank rows follow the first epoch
+    const PackedExamples *examples;  // NULL: token files
+    bool one_epoch;                  // blank sequences follow the first epoch
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
     uint64_t position;  // sequences given to all ranks so far, over all epochs, without the batch that is read ahead
-    // the current epoch
-    uint64_t epoch, epoch_key;
-    int *order;      // (num_files) the files in the order of this epoch
-    uint64_t *ends;  // (num_files) sequences up to the end of each file, in that order
+    // the file that was read last
+    uint64_t epoch, file_begin;  // its epoch, and the number of its first sequence
+    int file_number;             // its number in the epoch
     // destination
     TokenReader tokens;
     int *ids;          // (T+1)
     int *batches[2];   // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
-    Range *ranges[2];  // (B,T) each, of examples: the ranges of the sequences in the batch
-    PackedSequences read_packed;
+    Range *ranges[2];  // (B,T) each, of examples: PackedSequences.ranges
 } DataLoader;
 
 enum { EPOCH_STREAM = 0x65706F63 };  // separates the random bits of shuffles from other uses of the seed
 
-static inline void loader_start_epoch(DataLoader *l, uint64_t epoch) {
-    const TokenFiles *files = &l->files;
-    l->epoch = epoch;
-    l->epoch_key = rng_bits(l->seed, EPOCH_STREAM, epoch);
-    uint64_t end = 0;
-    for (int i = 0; i < files->num_files; i++) {
-        uint64_t n = (uint64_t)files->num_files;
-        l->order[i] = l->shuffle ? (int)rng_permute(l->epoch_key, (uint64_t)i, n) : i;
-        end += token_file_sequences(&files->files[l->order[i]], l->T);
-        l->ends[i] = end;
-    }
+static inline uint64_t loader_epoch_key(const DataLoader *l, uint64_t epoch) {
+    return rng_bits(l->seed, EPOCH_STREAM, epoch);
 }
 
-// reads sequence number s into l->ids
+// the index of the file that is number i in an epoch
+static inline int loader_file(const DataLoader *l, uint64_t epoch_key, int i) {
+    return l->shuffle ? (int)rng_permute(epoch_key, (uint64_t)i, (uint64_t)l->files.num_files) : i;
+}
+
+// Reads sequence number s into l->ids. The search for its file starts at the last one, so that an epoch costs one pass.
 static inline bool loader_sequence(DataLoader *l, uint64_t s) {
-    uint64_t epoch = s / l->sequences_per_epoch, k = s % l->sequences_per_epoch;
-    if (epoch != l->epoch) { loader_start_epoch(l, epoch); }
-    int i = 0;
-    while (l->ends[i] <= k) { i++; }  // to the file that holds sequence k of the epoch
-    int f = l->order[i];
-    uint64_t begin = i ? l->ends[i - 1] : 0, j = k - begin;
-    if (l->shuffle) { j = rng_permute(rng_bits(l->epoch_key, EPOCH_STREAM, (uint64_t)f), j, l->ends[i] - begin); }
+    uint64_t epoch = s / l->sequences_per_epoch, key = loader_epoch_key(l, epoch), n;
+    if (epoch != l->epoch || s < l->file_begin) {
+        l->epoch = epoch;
+        l->file_number = 0;
+        l->file_begin = epoch * l->sequences_per_epoch;
+    }
+    int f = loader_file(l, key, l->file_number);
+    while (s - l->file_begin >= (n = token_file_sequences(&l->files.files[f], l->T))) {
+        l->file_begin += n;
+        f = loader_file(l, key, ++l->file_number);
+    }
+    uint64_t j = s - l->file_begin;
+    if (l->shuffle) { j = rng_permute(rng_bits(key, EPOCH_STREAM, (uint64_t)f), j, n); }
     uint64_t first = l->files.files[f].first_token + j * (uint64_t)l->T;
     return token_reader_read(&l->tokens, l->ids, f, first, (size_t)l->T + 1);
 }
 
-// the row of examples that is sequence number s
-static inline int loader_row(const DataLoader *l, uint64_t s) {
-    uint64_t n = l->sequences_per_epoch, epoch = s / n, k = s % n;
-    return (int)rng_permute(rng_bits(l->seed, EPOCH_STREAM, epoch), k, n);
+// the sequence of packed examples that is number s of the run
+static inline int loader_packed(const DataLoader *l, uint64_t s) {
+    uint64_t n = l->sequences_per_epoch;
+    return (int)rng_permute(loader_epoch_key(l, s / n), s % n, n);
 }
 
-// reads the wanted batch
+// reads the batch at the position
 static inline void loader_read(DataLoader *l) {
     size_t T = (size_t)l->T;
     int *inputs = l->batches[l->reading], *targets = inputs + (size_t)l->B * T;
@@ -376,13 +340,11 @@ static inline void loader_read(DataLoader *l) {
     uint64_t first = l->position + (uint64_t)l->rank * (uint64_t)l->B;
     int count = 0;
     l->tokens.exit_status = 0;
-    l->read_targets = 0;
     for (size_t b = 0; b < (size_t)l->B; b++) {
         bool blank = l->one_epoch && first + b >= l->sequences_per_epoch;
-        if (l->rows) {
-            int row = blank ? -1 : loader_row(l, first + b);
-            count += example_row_read(l->rows, row, inputs + b * T, targets + b * T, ranges + count, b * T);
-            if (row >= 0) { l->read_targets += l->rows->targets[row]; }
+        if (l->examples) {
+            int s = blank ? -1 : loader_packed(l, first + b);
+            count += packed_read(l->examples, s, inputs + b * T, targets + b * T, ranges + count, b * T);
             continue;
         }
         if (blank) {
@@ -390,7 +352,6 @@ static inline void loader_read(DataLoader *l) {
             continue;
         }
         if (!loader_sequence(l, first + b)) { return; }
-        l->read_targets += l->T;
         memcpy(inputs + b * T, l->ids, T * sizeof(int));
         memcpy(targets + b * T, l->ids + 1, T * sizeof(int));
     }
@@ -398,25 +359,25 @@ static inline void loader_read(DataLoader *l) {
     l->read_packed.count = count;
 }
 
-static inline void *loader_main(void *argument) {
-    DataLoader *l = (DataLoader *)argument;
+static inline void *loader_main(void *loader) {
+    DataLoader *l = (DataLoader *)loader;
     pthread_mutex_lock(&l->lock);
     while (l->state != BATCH_QUIT) {
-        if (l->state == BATCH_WANTED) {
-            pthread_mutex_unlock(&l->lock);
-            loader_read(l);
-            pthread_mutex_lock(&l->lock);
-            l->state = BATCH_READY;
-            pthread_cond_signal(&l->turn);
-        } else {
+        if (l->state == BATCH_READY) {
             pthread_cond_wait(&l->turn, &l->lock);
+            continue;
         }
+        pthread_mutex_unlock(&l->lock);
+        loader_read(l);
+        pthread_mutex_lock(&l->lock);
+        l->state = BATCH_READY;
+        pthread_cond_signal(&l->turn);
     }
     pthread_mutex_unlock(&l->lock);
     return NULL;
 }
 
-// waits until the thread has read the batch that was last wanted
+// waits until the batch at the position is read
 static inline void loader_wait(DataLoader *l) {
     pthread_mutex_lock(&l->lock);
     while (l->state == BATCH_WANTED) { pthread_cond_wait(&l->turn, &l->lock); }
@@ -430,6 +391,13 @@ static inline void loader_ask(DataLoader *l, int state, uint64_t position) {
     l->state = state;
     pthread_cond_signal(&l->turn);
     pthread_mutex_unlock(&l->lock);
+}
+
+// Makes the next batch start at sequence number `position`, and starts to read it. The batch that was read ahead is
+// dropped, with its errors.
+static inline void dataloader_seek(DataLoader *l, uint64_t position) {
+    loader_wait(l);
+    loader_ask(l, BATCH_WANTED, position);
 }
 
 // A loader without a source, whose thread does not run yet.
@@ -449,9 +417,10 @@ static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64
 
 // starts the thread, which reads the batch at position 0
 static inline void loader_start_thread(DataLoader *l) {
-    int status = pthread_create(&l->thread, NULL, loader_main, l);
-    if (status != 0) {
-        run_error("%s: could not start the thread that reads the data: %s", l->files.flag, strerror(status));
+    int error = pthread_create(&l->thread, NULL, loader_main, l);
+    if (error) {
+        run_error("could not start the thread that reads the data: %s; allow more threads (ulimit -u)",
+                  strerror(error));
     }
 }
 
@@ -473,46 +442,44 @@ static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B
                     files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->use);
     }
     l->files = token_files_copy(files, files->use);
-    l->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
-    l->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
     l->tokens = token_reader_open(&l->files, (size_t)T + 1, vocab_size);
     l->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
-    loader_start_epoch(l, 0);
     loader_start_thread(l);
 }
 
-// dataloader_open for rows of examples, in random order. The rows must outlive the loader. one_epoch: for validation.
-static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *rows, int B, bool one_epoch,
+// dataloader_open for packed examples, in random order. They must outlive the loader. one_epoch: for validation.
+static inline void dataloader_open_examples(DataLoader *l, const PackedExamples *examples, int B, bool one_epoch,
                                             uint64_t seed, int rank, int num_ranks) {
-    int T = rows->examples->T;
+    int T = examples->examples->T;
     loader_init(l, B, T, true, seed, rank, num_ranks);
     l->one_epoch = one_epoch;
-    l->files.flag = "-i";
-    l->rows = rows;
-    l->sequences_per_epoch = (uint64_t)rows->num_rows;
+    l->examples = examples;
+    l->sequences_per_epoch = (uint64_t)examples->num_sequences;
     l->tokens.fd = -1;
     for (int i = 0; i < 2; i++) { l->ranges[i] = (Range *)xcalloc((size_t)B * (size_t)T, sizeof(Range)); }
     loader_start_thread(l);
 }
 
 // Stops at an error in the data of the next batch.
-static inline void dataloader_check(DataLoader *l) {
+static inline void require_next_batch(DataLoader *l) {
     loader_wait(l);
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
 }
 
 // Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so
 // that a run does not end at it after days. Ranks take the files in turn. A later epoch's `count` covers all files.
-static inline void dataloader_check_ids(DataLoader *l, double count) {
+static inline void require_ids(DataLoader *l, double count) {
     const size_t T = (size_t)l->T;
     bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);
-    dataloader_check(l);
-    for (int i = 0; !all_fit && i < l->files.num_files && (i == 0 || (double)l->ends[i - 1] < count); i++) {
-        int f = l->order[i];
-        uint64_t first = l->files.files[f].first_token, sequences = l->ends[i] - (i ? l->ends[i - 1] : 0);
+    require_next_batch(l);
+    double checked = 0;
+    for (int i = 0; !all_fit && i < l->files.num_files && (i == 0 || checked < count); i++) {
+        int f = loader_file(l, loader_epoch_key(l, 0), i);
+        uint64_t first = l->files.files[f].first_token, sequences = token_file_sequences(&l->files.files[f], l->T);
         for (uint64_t j = 0; i % l->num_ranks == l->rank && j < sequences; j++) {
             if (!token_reader_read(&l->tokens, l->ids, f, first + j * T, T + 1)) { token_reader_stop(&l->tokens); }
         }
+        checked += (double)sequences;
         progress_show("checking token ids", i + 1, l->files.num_files);
     }
     progress_show("checking token ids", -1, 0);
@@ -520,19 +487,12 @@ static inline void dataloader_check_ids(DataLoader *l, double count) {
 
 // Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.
 static inline void dataloader_next(DataLoader *l) {
-    dataloader_check(l);
+    require_next_batch(l);
     l->inputs = l->batches[l->reading];
     l->targets = l->inputs + (size_t)l->B * (size_t)l->T;
     l->packed = l->read_packed;
-    l->num_targets = l->read_targets;
     l->reading = 1 - l->reading;
-    loader_ask(l, BATCH_WANTED, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);
-}
-
-// Makes the next batch start at sequence number `position`. The batch that was read ahead is dropped, with its errors.
-static inline void dataloader_seek(DataLoader *l, uint64_t position) {
-    loader_wait(l);
-    loader_ask(l, BATCH_WANTED, position);
+    dataloader_seek(l, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);
 }
 
 // the micro-batches that hold an epoch
@@ -542,9 +502,9 @@ static inline uint64_t dataloader_batches(const DataLoader *l) {
 
 // the targets in sequences [first, first + count), of all ranks
 static inline uint64_t dataloader_targets(const DataLoader *l, uint64_t first, uint64_t count) {
-    if (!l->rows) { return count * (uint64_t)l->T; }
+    if (!l->examples) { return count * (uint64_t)l->T; }
     uint64_t sum = 0;
-    for (uint64_t s = first; s < first + count; s++) { sum += (uint64_t)l->rows->targets[loader_row(l, s)]; }
+    for (uint64_t s = first; s < first + count; s++) { sum += (uint64_t)l->examples->targets[loader_packed(l, s)]; }
     return sum;
 }
 
@@ -561,6 +521,4 @@ static inline void dataloader_close(DataLoader *l) {
         free(l->ranges[i]);
     }
     free(l->ids);
-    free(l->ends);
-    free(l->order);
 }

@@ -1,9 +1,5 @@
 /*
-Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
-tokens. The names here say row for packed sequence.
-defines: chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES, Examples,
-         examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
-         example_row_read, example_rows_free
+Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, packed into sequences.
 
 A line is an object of one of these forms, or an array of turns. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
@@ -12,19 +8,15 @@ A line is an object of one of these forms, or an array of turns. Tokens in [brac
   [{"role": R, "content": C}, ...]                  the same
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate encodes a prompt. End-of-text of a byte
-model is a newline.
-Turns       of a conversation, as text without special tokens:
+model is a newline, so there the content of each turn is one line (`one_line`).
+Turns       as text without special tokens:
               System: CONTENT\n    User: CONTENT\n    Assistant: CONTENT[end-of-text]
-            An assistant's turn is encoded in two parts: the cue "Assistant:", which the model is given, and " CONTENT",
-            which it learns with end-of-text. A newline ends an answer of a byte model: there, the content of each turn
-            is one line (`one_line`).
+            The model is given the cue "Assistant:" and learns " CONTENT" with end-of-text.
 Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last one of
             the piece before. A longer prompt with completion or conversation is truncated.
-Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
-            attention within itself: row_read gives the ranges. An ignored target is -1. Rows are packed by
-            best fit, longest example first: an example goes to the fullest row that has room. The unused end of
-            a row has input 0 and target -1.
-Memory      3 bytes a token, and 16 an example.
+Packing     Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
+            attention within itself: packed_read gives the ranges. An ignored target is -1. Best fit, longest example
+            first: an example goes to the fullest sequence that has room. The unused end has input 0 and target -1.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -39,8 +31,7 @@ Memory      3 bytes a token, and 16 an example.
 #define CHAT_ANSWER_CUE "Assistant:"
 
 // The format as a Jinja template, which transformers applies: of a tokenizer with end-of-text, and of bytes.
-// transformers encodes the text as a whole: where a turn's content ends with white space, BPE tokens can differ from
-// the trainer's.
+// It encodes the text as a whole: where a turn ends with white space, tokens can differ from the trainer's.
 #define CHAT_TEMPLATE_WITH(END, CONTENT)                                                                               \
     "{{ " END " }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT             \
     " }}{{ " END " }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"      \
@@ -65,8 +56,7 @@ static inline char *chat_turn_text(const char *role, const char *content, bool o
 // ---- from lines to tokens
 
 typedef struct {
-    int T, end_of_text;
-    bool one_line;  // of byte models: a turn is one line
+    int T;
     uint16_t *ids;  // (num_tokens) all examples, one after another
     bool *learned;  // (num_tokens) true for a target
     size_t num_tokens;
@@ -92,7 +82,7 @@ static inline void example_add_text(Examples *e, const Tokenizer *t, const char 
     free(tokens);
 }
 
-// Adds the example of tokens [range.offset, range.offset + range.count). Returns true if one of them is a target.
+// Adds the example of these tokens if one of them is a target, which it returns.
 static inline bool example_add_range(Examples *e, Range range) {
     bool has_target = false;
     for (size_t i = 1; i < range.count; i++) { has_target |= e->learned[range.offset + i]; }
@@ -102,30 +92,19 @@ static inline bool example_add_range(Examples *e, Range range) {
     return true;
 }
 
-// Ends the example that begins at token `begin`. pieces: splits a longer example into several.
+// Ends the example that begins at token `begin`. pieces: splits a longer example into several, else truncates it.
 static inline void example_end(Examples *e, size_t begin, bool pieces) {
-    const size_t T = (size_t)e->T, end = e->num_tokens;
-    bool longer = end - begin > T + 1;
-    if (!longer || !pieces) {
-        Range range = {begin, longer ? T + 1 : end - begin};
-        bool has_target = example_add_range(e, range);
-        e->num_left_out += !has_target;
-        e->num_cut += has_target && longer;
-        e->num_tokens = has_target ? begin + range.count : begin;
-        return;
+    const size_t most = (size_t)e->T + 1;
+    bool cut = !pieces && e->num_tokens - begin > most, has_target = false;
+    if (cut) { e->num_tokens = begin + most; }
+    for (size_t from = begin; from + 1 < e->num_tokens; from += most - 1) {
+        size_t left = e->num_tokens - from;
+        Range piece = {from, left < most ? left : most};
+        has_target |= example_add_range(e, piece);
     }
-    for (size_t from = begin; from + 1 < end; from += T) {
-        Range piece = {from, end - from < T + 1 ? end - from : T + 1};
-        example_add_range(e, piece);
-    }
-}
-
-// True if an object has a key with a value other than null, false and the empty ones.
-static inline bool example_has(const cJSON *object, const char *key) {
-    const cJSON *value = json_get(object, key);
-    const char *text = cJSON_GetStringValue(value);
-    bool list = cJSON_IsArray(value) || cJSON_IsObject(value);
-    return value && !cJSON_IsNull(value) && !cJSON_IsFalse(value) && !(list && !value->child) && !(text && !*text);
+    e->num_cut += cut && has_target;
+    e->num_left_out += !has_target;
+    if (!has_target) { e->num_tokens = begin; }
 }
 
 // The number in a key: 0 for false, 1 for true or without a value, NaN for anything else.
@@ -139,15 +118,15 @@ static inline double example_number(const cJSON *object, const char *key) {
 static inline const char *example_add_messages(Examples *e, const Tokenizer *t, const cJSON *messages) {
     bool answered = false;
     const cJSON *message;
-    example_add_token(e, e->end_of_text, false);
+    example_add_token(e, t->end_of_text, false);
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_string(message, "role");
         const char *content = json_string(message, "content");
-        char *text = role && content ? chat_turn_text(role, content, e->one_line) : NULL;
+        char *text = role && content ? chat_turn_text(role, content, !t->merges) : NULL;
         if (!text) { return "has a message without a content, or without a role of system, user or assistant"; }
         double weight = example_number(message, "weight"), train = example_number(message, "train");
         bool answer = strcmp(role, "assistant") == 0, learned = answer && weight != 0 && train != 0;
-        bool calls = example_has(message, "tool_calls") || example_has(message, "function_call");
+        bool calls = json_is_set(message, "tool_calls") || json_is_set(message, "function_call");
         if (answer && (calls || (weight != 0 && weight != 1))) {
             free(text);
             return "has an answer with tool_calls, function_call or a weight other than 0 and 1; write a call as "
@@ -155,7 +134,7 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         }
         if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
         example_add_text(e, t, text, learned);
-        if (answer) { example_add_token(e, e->end_of_text, learned); }
+        if (answer) { example_add_token(e, t->end_of_text, learned); }
         answered |= answer;
         free(text);
     }
@@ -170,7 +149,7 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
     const char *text = json_string(line, "text");
     size_t begin = e->num_tokens;
     bool pair = prompt && completion;
-    bool more = example_has(line, "system") || example_has(line, "tools") || example_has(line, "functions");
+    bool more = json_is_set(line, "system") || json_is_set(line, "tools") || json_is_set(line, "functions");
     bool unwanted = example_number(line, "weight") != 1 || example_number(line, "label") == 0;
     if ((pair || cJSON_IsArray(messages)) && (more || unwanted)) {
         return "has a key that is not read: system, tools, functions, or a weight or label of 0; move its text into "
@@ -188,10 +167,10 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
         return "has none of these: strings prompt and completion, an array messages, a string text; doc/training.md "
                "has jq's commands for the forms of Alpaca and ShareGPT";
     }
-    if (!pair || !*prompt) { example_add_token(e, e->end_of_text, false); }
+    if (!pair || !*prompt) { example_add_token(e, t->end_of_text, false); }
     if (pair) { example_add_text(e, t, prompt, false); }
     example_add_text(e, t, pair ? completion : text, true);
-    example_add_token(e, e->end_of_text, true);
+    example_add_token(e, t->end_of_text, true);
     example_end(e, begin, !pair);
     return "";
 }
@@ -200,30 +179,20 @@ static inline void examples_free(Examples *e) {
     free(e->ids);
     free(e->learned);
     free(e->ranges);
-    memset(e, 0, sizeof *e);
 }
 
 // The examples of the JSON lines in files that match a glob pattern, of at most T + 1 tokens each. `flag` gave the
-// pattern. Stops at a line without an example after `skip_bad` of them, and if no example has a target. Free with
-// examples_free.
-static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T, int skip_bad) {
-    Examples e;
-    memset(&e, 0, sizeof e);
-    e.T = T;
-    e.end_of_text = t->end_of_text;
-    e.one_line = !t->merges;
-    Corpus corpus = corpus_open(flag, pattern, NULL, skip_bad);
+// pattern. Stops at a line without an example, and if no example has a target. Free with examples_free.
+static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T) {
+    Examples e = {T};
+    Corpus corpus = corpus_open(flag, pattern, NULL);
     corpus.tokenizer = t;
     CorpusPiece piece;
     while (corpus_read(&corpus, &piece)) {
-        const cJSON *line = corpus_value(&corpus, &piece);
-        size_t begin = e.num_tokens;
-        const char *error = line ? example_add(&e, t, line) : "";
-        e.num_read += line && !*error;
+        const char *error = example_add(&e, t, corpus_value(&corpus, &piece));
+        if (*error) { corpus_bad_line(&corpus, error); }
+        e.num_read++;
         progress_show("reading examples", (double)corpus.bytes_read, (double)corpus.bytes);
-        if (!*error) { continue; }
-        e.num_tokens = begin;
-        corpus_bad_line(&corpus, &piece, error);
     }
     progress_show("reading examples", -1, 0);
     corpus.specials += e.encoder.specials_as_text;
@@ -237,98 +206,79 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     return e;
 }
 
-// ---- from examples to rows
+// ---- from examples to sequences of T tokens
 
+// The examples [from, from + count) of *examples, packed. The examples of a sequence are a linked list.
 typedef struct {
     const Examples *examples;
-    int num_rows;
-    int *members;  // (examples of all rows) index of each example, row by row
-    int *first;    // (num_rows + 1) each row's first member
-    int *targets;  // (num_rows) number of learned tokens
-} ExampleRows;
+    int count, num_sequences;
+    int *first;    // (num_sequences) the index of the first example
+    int *targets;  // (num_sequences) number of learned tokens
+    int *next;     // (examples->count) of an example: the one after it, -1 at the end
+} PackedExamples;
 
-// tokens that an example takes in a row: its last token is a target only
+// tokens that an example takes in a sequence: its last token is a target only
 static inline int example_length(const Examples *e, int i) { return (int)e->ranges[i].count - 1; }
 
-// indices (to - from) of the examples, the longest first, in order among equals
-static inline int *examples_by_length(const Examples *e, int from, int to) {
-    int *sorted = (int *)xmalloc((size_t)(to - from) * sizeof *sorted);
-    int *next = (int *)xcalloc((size_t)e->T + 1, sizeof *next);  // by length: the place of the next such example
-    for (int i = from; i < to; i++) { next[example_length(e, i)]++; }
-    for (int length = e->T, place = 0; length > 0; length--) {
-        int count = next[length];
-        next[length] = place;
-        place += count;
+// Packs the examples [from, to), at least one. *e must outlive the result. Free with packed_free.
+static inline PackedExamples examples_pack(const Examples *e, int from, int to) {
+    const size_t count = (size_t)(to - from), lengths = (size_t)e->T + 1;
+    PackedExamples p = {e, to - from, 0, NULL, NULL, (int *)xmalloc((size_t)e->count * sizeof(int))};
+    p.first = (int *)xmalloc(count * sizeof(int));
+    p.targets = (int *)xcalloc(count, sizeof(int));
+    int *last = (int *)xmalloc(count * sizeof(int));         // example of each sequence
+    int *below = (int *)xmalloc(count * sizeof(int));        // the next sequence with the same room
+    int *with_room = (int *)xmalloc(lengths * sizeof(int));  // by room: a sequence, the others are below it; -1: none
+    int *of_length = (int *)xmalloc(lengths * sizeof(int));  // by length: an example, the others are p.next; -1: none
+    memset(with_room, -1, lengths * sizeof(int));
+    memset(of_length, -1, lengths * sizeof(int));
+    for (int i = to - 1; i >= from; i--) {
+        p.next[i] = of_length[example_length(e, i)];
+        of_length[example_length(e, i)] = i;
     }
-    for (int i = from; i < to; i++) { sorted[next[example_length(e, i)]++] = i; }
-    free(next);
-    return sorted;
-}
-
-// row_of (to - from) = the row of each example of `sorted`. Returns the number of rows. Rows of equal room are a stack.
-static inline int examples_best_fit(const Examples *e, const int *sorted, int count, int *row_of) {
-    int num_rows = 0;
-    int *below = (int *)xmalloc((size_t)count * sizeof *below);   // the row under this one in its stack
-    int *top = (int *)xmalloc(((size_t)e->T + 1) * sizeof *top);  // of the rows with this room; -1: none
-    for (int room = 0; room <= e->T; room++) { top[room] = -1; }
-    for (int i = 0; i < count; i++) {
-        int length = example_length(e, sorted[i]), room = length;
-        while (room <= e->T && top[room] < 0) { room++; }
-        bool fits = room <= e->T;
-        int row = fits ? top[room] : num_rows++, left = (fits ? room : e->T) - length;
-        if (fits) { top[room] = below[row]; }
-        below[row] = top[left];
-        top[left] = row;
-        row_of[i] = row;
+    for (int length = e->T; length > 0; length--) {
+        for (int i = of_length[length], next; i >= 0; i = next) {
+            int room = length;
+            while (room <= e->T && with_room[room] < 0) { room++; }
+            bool fits = room <= e->T;
+            int s = fits ? with_room[room] : p.num_sequences++, left = (fits ? room : e->T) - length;
+            if (fits) {
+                with_room[room] = below[s];
+                p.next[last[s]] = i;
+            } else {
+                p.first[s] = i;
+            }
+            below[s] = with_room[left];
+            with_room[left] = s;
+            last[s] = i;
+            next = p.next[i];
+            p.next[i] = -1;
+            for (int t = 1; t <= length; t++) { p.targets[s] += e->learned[e->ranges[i].offset + (size_t)t]; }
+        }
     }
+    free(last);
     free(below);
-    free(top);
-    return num_rows;
+    free(with_room);
+    free(of_length);
+    return p;
 }
 
-// Packs the examples [from, to), at least one, into rows. *e must outlive the rows. Free with example_rows_free.
-static inline ExampleRows example_rows_pack(const Examples *e, int from, int to) {
-    int count = to - from, *sorted = examples_by_length(e, from, to);
-    int *row_of = (int *)xmalloc((size_t)count * sizeof *row_of);
-    ExampleRows rows;
-    rows.examples = e;
-    rows.num_rows = examples_best_fit(e, sorted, count, row_of);
-    rows.members = (int *)xmalloc((size_t)count * sizeof *rows.members);
-    rows.first = (int *)xcalloc((size_t)rows.num_rows + 2, sizeof *rows.first);
-    rows.targets = (int *)xcalloc((size_t)rows.num_rows, sizeof *rows.targets);
-    // first[row + 2] = members of the row, then their sums; the loop below moves first[row + 1] to the row's end
-    for (int i = 0; i < count; i++) { rows.first[row_of[i] + 2]++; }
-    for (int row = 0; row < rows.num_rows; row++) { rows.first[row + 2] += rows.first[row + 1]; }
-    for (int i = 0; i < count; i++) {
-        rows.members[rows.first[row_of[i] + 1]++] = sorted[i];
-        const Range tokens = e->ranges[sorted[i]];
-        for (size_t t = 1; t < tokens.count; t++) { rows.targets[row_of[i]] += e->learned[tokens.offset + t]; }
-    }
-    free(sorted);
-    free(row_of);
-    return rows;
-}
-
-// the targets of all rows
-static inline uint64_t example_rows_targets(const ExampleRows *rows) {
+static inline uint64_t packed_targets(const PackedExamples *p) {
     uint64_t sum = 0;
-    for (int row = 0; row < rows->num_rows; row++) { sum += (uint64_t)rows->targets[row]; }
+    for (int s = 0; s < p->num_sequences; s++) { sum += (uint64_t)p->targets[s]; }
     return sum;
 }
 
-// inputs (T), targets (T) = a row; -1: a row without examples. Appends the range of each example, and of the unused
-// end, to ranges; the row begins at `offset` of its micro-batch. Returns the number of ranges: at most T.
-static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
-                                   size_t offset) {
-    const Examples *e = rows->examples;
+// inputs (T), targets (T) = sequence s; -1: a sequence without examples. Appends the range of each example, and of the
+// unused end, to ranges; the sequence begins at `offset` of its micro-batch. Returns the number of ranges: at most T.
+static inline int packed_read(const PackedExamples *p, int s, int *inputs, int *targets, Range *ranges, size_t offset) {
+    const Examples *e = p->examples;
     int at = 0, count = 0;
-    for (int i = row < 0 ? 0 : rows->first[row]; row >= 0 && i < rows->first[row + 1]; i++) {
-        int length = example_length(e, rows->members[i]);
-        const size_t start = e->ranges[rows->members[i]].offset;
+    for (int i = s < 0 ? -1 : p->first[s]; i >= 0; i = p->next[i]) {
+        int length = example_length(e, i);
         Range range = {offset + (size_t)at, (size_t)length};
         ranges[count++] = range;
-        for (int t = 0; t < length; t++, at++) {
-            size_t next = start + (size_t)t + 1;
+        for (size_t next = e->ranges[i].offset + 1; length > 0; length--, next++, at++) {
             inputs[at] = e->ids[next - 1];
             targets[at] = e->learned[next] ? e->ids[next] : -1;
         }
@@ -342,9 +292,8 @@ static inline int example_row_read(const ExampleRows *rows, int row, int *inputs
     return count;
 }
 
-static inline void example_rows_free(ExampleRows *rows) {
-    free(rows->members);
-    free(rows->first);
-    free(rows->targets);
-    memset(rows, 0, sizeof *rows);
+static inline void packed_free(PackedExamples *p) {
+    free(p->first);
+    free(p->targets);
+    free(p->next);
 }

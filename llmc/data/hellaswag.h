@@ -1,8 +1,6 @@
 /*
 HellaSwag: a context and four endings, one of them true. As in llm.c, a model chooses the ending whose tokens have the
 lowest mean loss.
-defines: HellaSwag, hellaswag_open, hellaswag_read_bin, hellaswag_read_json, hellaswag_is_json, hellaswag_examples,
-         hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
 
 Row         the tokens of the context, then those of one ending; example e has the rows 4e to 4e + 3. The tokens of the
             ending are scored, each given the tokens before it. A context without tokens is end-of-text.
@@ -32,7 +30,7 @@ typedef struct {
 
 typedef struct {
     const char *flag, *path;  // for messages
-    int T;
+    int T;                    // tokens of a context
     int *tokens;
     size_t num_tokens;
     HellaSwagRow *rows;
@@ -40,16 +38,9 @@ typedef struct {
     int num_cut;  // examples with a truncated context
 } HellaSwag;
 
-// No examples yet, for contexts of T tokens. flag: named the file, for messages. Close with hellaswag_close.
-static inline HellaSwag hellaswag_open(const char *flag, const char *path, int T) {
-    HellaSwag set = {flag, path, T, NULL, 0, NULL, 0, 0};
-    return set;
-}
-
 static inline void hellaswag_close(HellaSwag *set) {
     free(set->tokens);
     free(set->rows);
-    memset(set, 0, sizeof *set);
 }
 
 static inline int hellaswag_examples(const HellaSwag *set) { return set->num_rows / HELLASWAG_ENDINGS; }
@@ -63,18 +54,16 @@ static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t cont
                     set->flag, hellaswag_examples(set), set->path, ending, set->T);
     }
     length -= cut;
-    set->rows = (HellaSwagRow *)xgrow(set->rows, (size_t)set->num_rows, sizeof *set->rows);
     HellaSwagRow row = {set->num_tokens, (int)length, (int)ending, is_true};
-    for (size_t i = 0; i < length; i++) {
-        set->tokens = (int *)xgrow(set->tokens, set->num_tokens, sizeof *set->tokens);
-        set->tokens[set->num_tokens++] = ids[cut + i];
-    }
+    set->rows = (HellaSwagRow *)xgrow(set->rows, (size_t)set->num_rows, sizeof *set->rows);
     set->rows[set->num_rows++] = row;
+    set->tokens = (int *)xrealloc(set->tokens, (set->num_tokens + length) * sizeof *set->tokens);
+    memcpy(set->tokens + set->num_tokens, ids + cut, length * sizeof *ids);
+    set->num_tokens += length;
     return cut > 0;
 }
 
-// True if the model chooses the true ending of example e; ties go to the first ending. sums (num_rows): of the losses
-// of each row's scored tokens; NaN is never the lowest.
+// True if the true ending of example e has the lowest mean loss, the first of equal ones. sums (num_rows): by row.
 static inline bool hellaswag_chooses_true(const HellaSwag *set, int e, const double *sums) {
     double lowest = INFINITY;
     bool is_true = false;
@@ -126,9 +115,9 @@ static inline size_t hellaswag_add_words(HellaSwag *set, const uint16_t *words, 
     return size;
 }
 
-// The examples of a .bin file. Stops at a damaged one.
+// The examples of a .bin file. Stops at a damaged one. flag: named the file, for messages. Close with hellaswag_close.
 static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, int T, int vocab_size) {
-    HellaSwag set = hellaswag_open(flag, path, T);
+    HellaSwag set = {flag, path, T};
     size_t bytes = 0, at = HELLASWAG_HEADER_INTS * sizeof(int32_t) / sizeof(uint16_t);
     char *file = read_whole_file(path, HELLASWAG_MAX_BIN, &bytes);
     const int32_t *header = (const int32_t *)file;
@@ -163,10 +152,9 @@ static inline bool hellaswag_is_json(const char *path) {
 // the index of the true ending, a number or, in Hugging Face's copy of the file, a digit in a string; -1: neither
 static inline int hellaswag_label(const cJSON *json) {
     const cJSON *label = json_get(json, "label");
-    const char *digit = cJSON_GetStringValue(label);
-    if (digit) { return *digit >= '0' && *digit < '0' + HELLASWAG_ENDINGS && !digit[1] ? *digit - '0' : -1; }
-    bool whole = cJSON_IsNumber(label) && label->valuedouble == label->valueint;
-    return whole && label->valueint < HELLASWAG_ENDINGS ? label->valueint : -1;
+    const char *text = cJSON_GetStringValue(label);
+    double number = text && strlen(text) == 1 ? *text - '0' : cJSON_GetNumberValue(label);
+    return number >= 0 && number < (int)HELLASWAG_ENDINGS && number == floor(number) ? (int)number : -1;
 }
 
 // Adds the example of a line. False if the line is not an example.
@@ -197,14 +185,13 @@ static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer
 
 // The examples of a .jsonl file. Stops at a line that is none.
 static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, const Tokenizer *tokenizer, int T) {
-    HellaSwag set = hellaswag_open(flag, path, T);
-    TokenizerEncoder encoder;
+    HellaSwag set = {flag, path, T};
+    TokenizerEncoder encoder = {NULL};
     CorpusPiece piece;
-    Corpus corpus = corpus_open(flag, path, NULL, -1);
-    memset(&encoder, 0, sizeof encoder);
+    Corpus corpus = corpus_open(flag, path, NULL);
     while (corpus_read(&corpus, &piece)) {
         if (!hellaswag_add_json(&set, tokenizer, &encoder, corpus_value(&corpus, &piece))) {
-            corpus_bad_line(&corpus, &piece,
+            corpus_bad_line(&corpus,
                             "is no example of HellaSwag, an object with \"ctx\", 4 strings in \"endings\" and the true "
                             "one's index in \"label\"");
         }

@@ -1,6 +1,5 @@
 /*
 Writes token shards: OUT_train_000001.bin, OUT_train_000002.bin, ... and OUT_val_000000.bin.
-defines: SHARD_VAL, SHARD_TRAIN, SHARD_TOKENS, ShardWriter, shard_writer_open, shard_writer_append, shard_writer_close
 
 Every shard is named OUT_*.bin.part until the corpus ends, so no program takes half a corpus for the whole. Training
 shard 1 gets its name last. Its unfinished file is locked as long as the command runs.
@@ -35,25 +34,19 @@ static inline void shard_path(char *path, const char *out, int number, const cha
 // deletes the unfinished shards of an earlier command but training shard 1; returns their number
 static inline int shards_delete_unfinished(const char *out) {
     char part[PATH_LENGTH];
-    int deleted = 0;
-    for (int number = 0, any = true; number < 2 || any; number++) {
-        if (number == 1) { continue; }
+    shard_path(part, out, 0, ".bin.part");
+    int deleted = unlink(part) == 0;
+    for (int number = 2;; number++, deleted++) {
         shard_path(part, out, number, ".bin.part");
-        any = unlink(part) == 0;
-        deleted += any;
+        if (unlink(part) != 0) { return deleted; }
     }
-    return deleted;
 }
 
-static inline void shard_check(const ShardWriter *w, int kind) {
+static inline void require_written(const ShardWriter *w, int kind) {
     const PartFile *file = &w->open[kind];
-    int error = file->error;
-    if (error == ENOENT || error == ENOTDIR || error == EACCES) {
-        input_error("could not write '%s': %s; give a name in a folder that exists and can be written", file->part,
-                    strerror(error));
-    }
-    if (error) {
-        run_error("could not write '%s': %s; make room, then give the same command again", file->part, strerror(error));
+    if (file->error) {
+        run_error("could not write '%s': %s; make room, then give the same command again", file->part,
+                  strerror(file->error));
     }
 }
 
@@ -70,39 +63,33 @@ static inline void shard_begin(ShardWriter *w, int kind) {
     w->open[kind] = locked ? part_of_fd(path, dup(w->lock)) : part_open(path);
     w->tokens[kind] = 0;
     shard_put_header(w, kind);
-    shard_check(w, kind);
+    require_written(w, kind);
 }
 
 // Creates unfinished training shard 1, or opens an earlier command's, and locks it. Returns its file descriptor.
 static inline int shard_lock(const char *out) {
-    char part[PATH_LENGTH];
+    char part[PATH_LENGTH], target[1];
     struct stat locked, named;
     shard_path(part, out, 1, ".bin.part");
-    for (;;) {
-        int lock = open(part, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
-        if (lock < 0 && errno == ELOOP && unlink(part) == 0) { continue; }  // a link: its target stays as it is
-        if (lock < 0) {
-            input_error("could not write '%s': %s; give a name in a folder that exists and can be written", part,
-                        strerror(errno));
-        }
-        if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // a file system may lack locks
-            input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
-        }
-        // a command that has just ended may have given the locked file its name
-        bool same = fstat(lock, &locked) == 0 && stat(part, &named) == 0 && locked.st_ino == named.st_ino;
-        if (same) { return lock; }
-        close(lock);
+    if (readlink(part, target, sizeof target) >= 0) { unlink(part); }  // a link: its target stays as it is
+    int lock = open(part, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+    if (lock < 0) {
+        input_error("could not write '%s': %s; give a name in a folder that exists and can be written", part,
+                    strerror(errno));
     }
+    bool taken = flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // a file system may lack locks
+    // a command that has just ended may have renamed or removed the file between open and flock
+    bool same = fstat(lock, &locked) == 0 && stat(part, &named) == 0 && locked.st_ino == named.st_ino;
+    if (taken || !same) {
+        input_error("--tokenize: another command is writing '%s'; wait for its end, or give another name", part);
+    }
+    return lock;
 }
 
 // Stops if shards of this name exist or are being written. Deletes unfinished ones, and begins training shard 1.
 static inline ShardWriter shard_writer_open(const char *out, int vocab_size, uint64_t shard_tokens) {
-    ShardWriter w;
+    ShardWriter w = {out, vocab_size, shard_tokens};
     char path[PATH_LENGTH], part[PATH_LENGTH];
-    memset(&w, 0, sizeof w);
-    w.out = out;
-    w.vocab_size = vocab_size;
-    w.shard_tokens = shard_tokens;
     w.lock = shard_lock(out);
     bool stale = lseek(w.lock, 0, SEEK_END) > 0;
     for (int number = 0; number < 2; number++) {
@@ -123,7 +110,7 @@ static inline void shard_end(ShardWriter *w, int kind) {
     if (!w->open[kind].file) { return; }
     shard_put_header(w, kind);
     part_close(&w->open[kind]);
-    shard_check(w, kind);
+    require_written(w, kind);
 }
 
 // kind: SHARD_TRAIN or SHARD_VAL
@@ -138,7 +125,7 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
                       INT32_MAX);
         }
         part_put(&w->open[kind], tokens, now * sizeof *tokens);
-        shard_check(w, kind);
+        require_written(w, kind);
         w->tokens[kind] += now;
         w->written[kind] += now;
         tokens += now;

@@ -1,9 +1,5 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
-defines: Tokenizer, HeapEntry, heap_before, heap_push, heap_pop, TokenizerEncoder, tokenizer_bytes,
-         tokenizer_symbol_bytes, tokenizer_find, tokenizer_add_token, tokenizer_read_merges, tokenizer_load,
-         tokenizer_is_gpt2_order, tokenizer_fingerprint, tokenizer_encode, tokenizer_encode_with,
-         tokenizer_safe_cut, tokenizer_decode, tokenizer_free, tokenizer_free_encoder
 
 Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
                it can be:
@@ -117,11 +113,15 @@ typedef struct {
     uint16_t tokens[TOKENIZER_CACHED_TOKENS];
 } TokenizerCached;
 
+// a token of the pre-token that is merged, at the index of its first byte in a linked list
+typedef struct {
+    int token;  // -1: merged into the token before it
+    size_t previous, next;
+} TokenizerLink;
+
 // The scratch memory and the cache of one thread, for one tokenizer. Zeroed is empty. Free with tokenizer_free_encoder.
 typedef struct {
-    // the pre-token that is merged: a linked list of tokens, each at the index of its first byte
-    int *token;  // -1: merged into the token before it
-    size_t *previous, *next;
+    TokenizerLink *links;
     HeapEntry *heap;  // candidate pairs. key: tokenizer_merge_at; value: the index of the left token
     size_t heap_size, capacity;
     TokenizerCached *cache;     // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
@@ -133,8 +133,9 @@ static const size_t TOKENIZER_NO_INDEX = SIZE_MAX;  // before the first token, a
 
 // the merge of the token at index i and the next token: rank + 1 << 16 | merged id; 0: none
 static inline uint32_t tokenizer_merge_at(const Tokenizer *t, const TokenizerEncoder *m, size_t i) {
-    if (m->token[i] < 0 || m->next[i] == TOKENIZER_NO_INDEX) { return 0; }
-    return (uint32_t)*tokenizer_merge_slot(t, m->token[i], m->token[m->next[i]]);
+    const TokenizerLink *left = &m->links[i];
+    if (left->token < 0 || left->next == TOKENIZER_NO_INDEX) { return 0; }
+    return (uint32_t)*tokenizer_merge_slot(t, left->token, m->links[left->next].token);
 }
 
 // pushes the pair at index i if it merges
@@ -148,40 +149,36 @@ static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerEnco
                                                int *tokens) {
     if (bytes > m->capacity) {
         m->capacity = bytes;
-        m->token = (int *)xrealloc(m->token, m->capacity * sizeof *m->token);
-        m->previous = (size_t *)xrealloc(m->previous, m->capacity * sizeof *m->previous);
-        m->next = (size_t *)xrealloc(m->next, m->capacity * sizeof *m->next);
+        m->links = (TokenizerLink *)xrealloc(m->links, bytes * sizeof *m->links);
         // n - 1 pairs at first; each of at most n - 1 merges pops one and pushes at most two
-        m->heap = (HeapEntry *)xrealloc(m->heap, 2 * m->capacity * sizeof *m->heap);
+        m->heap = (HeapEntry *)xrealloc(m->heap, 2 * bytes * sizeof *m->heap);
     }
     m->heap_size = 0;
     for (size_t i = 0; i < bytes; i++) {
-        m->token[i] = t->byte_token[(uint8_t)text[i]];
-        m->previous[i] = i ? i - 1 : TOKENIZER_NO_INDEX;
-        m->next[i] = i + 1 < bytes ? i + 1 : TOKENIZER_NO_INDEX;
+        TokenizerLink link = {t->byte_token[(uint8_t)text[i]], i ? i - 1 : TOKENIZER_NO_INDEX,
+                              i + 1 < bytes ? i + 1 : TOKENIZER_NO_INDEX};
+        m->links[i] = link;
     }
     for (size_t i = 0; i + 1 < bytes; i++) { tokenizer_push_pair(t, m, i); }
     while (m->heap_size) {
         HeapEntry entry = heap_pop(m->heap, &m->heap_size);
         size_t left = entry.value;
         if (tokenizer_merge_at(t, m, left) != entry.key) { continue; }  // one of the two has merged otherwise since
-        size_t right = m->next[left], after = m->next[right];
-        m->token[left] = (int)(entry.key & 0xFFFF);
-        m->token[right] = -1;
-        m->next[left] = after;
-        if (after != TOKENIZER_NO_INDEX) { m->previous[after] = left; }
-        tokenizer_push_pair(t, m, m->previous[left]);
+        TokenizerLink *merged = &m->links[left], *right = &m->links[merged->next];
+        merged->token = (int)(entry.key & 0xFFFF);
+        merged->next = right->next;
+        right->token = -1;
+        if (right->next != TOKENIZER_NO_INDEX) { m->links[right->next].previous = left; }
+        tokenizer_push_pair(t, m, merged->previous);
         tokenizer_push_pair(t, m, left);
     }
     size_t count = 0;
-    for (size_t i = 0; i < bytes; i = m->next[i]) { tokens[count++] = m->token[i]; }
+    for (size_t i = 0; i < bytes; i = m->links[i].next) { tokens[count++] = m->links[i].token; }
     return count;
 }
 
 static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
-    free(e->token);
-    free(e->previous);
-    free(e->next);
+    free(e->links);
     free(e->heap);
     free(e->cache);
     memset(e, 0, sizeof *e);
@@ -273,8 +270,7 @@ static inline size_t tokenizer_pretoken_length(const char *text, size_t bytes) {
 // ---- loading
 
 static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, bool merges) {
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
+    Tokenizer t = {0};
     t.bytes = (char *)xmalloc(token_bytes);
     t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
     t.kind = (uint8_t *)xcalloc((size_t)max_vocab, 1);
@@ -359,50 +355,47 @@ static inline void tokenizer_append_end_of_text(Tokenizer *t) {
     tokenizer_add_token(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT), TOKEN_ADDED | TOKEN_SPECIAL);
 }
 
-// True if a merges file writes this byte as the character of the same number.
-static inline int tokenizer_byte_is_plain(int byte) {
-    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+enum { TOKENIZER_CHARACTERS = 256 + 68 };  // end of the characters that stand for bytes
+
+// The character of a merges file that stands for a byte.
+static inline int tokenizer_character(int byte) {
+    bool plain = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    return plain ? byte : byte < 33 ? 256 + byte : byte < 161 ? 162 + byte : 323;
 }
 
-// 256 byte tokens in GPT-2's order
+// the byte that a character stands for; -1: none
+static inline int tokenizer_character_byte(uint32_t character) {
+    if (character >= TOKENIZER_CHARACTERS) { return -1; }
+    int code = (int)character, byte = code < 256 ? code : code < 289 ? code - 256 : code < 323 ? code - 162 : 173;
+    return tokenizer_character(byte) == code ? byte : -1;
+}
+
+// 256 byte tokens in GPT-2's order, that of the characters
 static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
-    for (int plain = 1; plain >= 0; plain--) {
-        for (int byte = 0; byte < 256; byte++) {
-            if (tokenizer_byte_is_plain(byte) == plain) { tokenizer_append_byte(t, byte); }
-        }
+    for (uint32_t character = 0; character < TOKENIZER_CHARACTERS; character++) {
+        int byte = tokenizer_character_byte(character);
+        if (byte >= 0) { tokenizer_append_byte(t, byte); }
     }
 }
 
-// bytes (max) = the bytes that the characters of a symbol (length) stand for. Returns their number; -1: they are more,
-// or a character stands for no byte.
+// bytes (max) = the bytes of a symbol (length). Returns their number; -1: too many, or a character that is no byte.
 static inline int tokenizer_symbol_bytes(const char *symbol, size_t length, char *bytes, int max) {
     int count = 0;
     size_t step;
     for (size_t i = 0; i < length; i += step) {
-        uint32_t code = tokenizer_code_point(symbol + i, length - i, &step), other = code - 256;
-        // character 256 + k is the k-th byte that is not plain: 0..32, 127..160, 173
-        uint32_t byte = code < 256 ? code : other < 33 ? other : other < 67 ? other + 94 : other == 67 ? 173 : 256;
-        bool good = byte < 256 && tokenizer_byte_is_plain((int)byte) == (code < 256);
-        if (!good || count == max) { return -1; }
+        int byte = tokenizer_character_byte(tokenizer_code_point(symbol + i, length - i, &step));
+        if (byte < 0 || count == max) { return -1; }
         bytes[count++] = (char)byte;
     }
     return count;
-}
-
-__attribute__((noreturn)) static inline void tokenizer_refuse_merge(const char *path, size_t number, const char *line,
-                                                                    size_t length) {
-    bool suffix = memmem(line, length, "</w>", 4) != NULL;
-    input_error("%s line %zu: '%.*s' %s", path, number, length < 60 ? (int)length : 60, line,
-                suffix ? "has the end-of-word suffix </w> of another BPE than GPT-2's; give the tokenizer of a GPT-2"
-                       : "joins no two known tokens, with one space between them, into another one of at most 255 "
-                         "bytes, or repeats a merge; copy the tokenizer's files from where they were published");
 }
 
 // Adds the merge of a line. has_vocab: its three tokens exist; else it appends a new token. False: malformed.
 static inline bool tokenizer_read_merge(Tokenizer *t, const char *line, size_t length, bool has_vocab) {
     char joined[TOKENIZER_MAX_TOKEN_BYTES];
     const char *space = (const char *)memchr(line, ' ', length);
-    if (!space) { return false; }
+    bool full = t->num_merges == TOKENIZER_MAX_MERGES || (!has_vocab && t->vocab_size == TOKENIZER_MAX_VOCAB - 1);
+    if (!space || full) { return false; }
     size_t first = (size_t)(space - line);
     int split = tokenizer_symbol_bytes(line, first, joined, sizeof joined);
     if (split <= 0) { return false; }
@@ -426,12 +419,13 @@ static inline void tokenizer_read_merges(Tokenizer *t, const char *path, const c
         size_t length = (size_t)(end - line);
         if (length > 0 && line[length - 1] == '\r' && end < text + bytes) { length--; }
         if (number == 1 && strncmp(line, "#version", 8) == 0) { continue; }
-        if (t->num_merges == TOKENIZER_MAX_MERGES || (!has_vocab && t->vocab_size == TOKENIZER_MAX_VOCAB - 1)) {
-            input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter list",
-                        path, number, has_vocab ? TOKENIZER_MAX_MERGES : TOKENIZER_MAX_VOCAB - 257,
-                        TOKENIZER_MAX_VOCAB);
+        if (!tokenizer_read_merge(t, line, length, has_vocab)) {
+            input_error(
+                "%s line %zu: '%.*s' joins no two known tokens, with one space between them, into another one of "
+                "at most 255 bytes, repeats a merge, or is beyond %d tokens; copy the file again, from a GPT-2's "
+                "tokenizer",
+                path, number, length < 60 ? (int)length : 60, line, TOKENIZER_MAX_VOCAB);
         }
-        if (!tokenizer_read_merge(t, line, length, has_vocab)) { tokenizer_refuse_merge(path, number, line, length); }
     }
     if (t->num_merges == 0) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
 }
@@ -446,14 +440,7 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     return t;
 }
 
-// Appends a token of `length` bytes and its merge. Encoded with the tokens so far, the bytes must give two tokens, its
-// halves. False: they give one token (it exists already) or more than two (no merge reaches it).
-static inline bool tokenizer_append_merge(Tokenizer *t, TokenizerEncoder *m, const char *bytes, size_t length) {
-    int halves[TOKENIZER_MAX_TOKEN_BYTES];
-    if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return false; }
-    return tokenizer_append_pair(t, halves[0], halves[1]);
-}
-
+// llm.c's file. Encoded with the tokens before it, a token must give two, its halves: they are its merge.
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
     int32_t header[TOKENIZER_BIN_HEADER] = {0};
     memcpy(header, data, bytes < sizeof header ? bytes : sizeof header);
@@ -466,8 +453,8 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
                     path, version, vocab, header[3], bytes, TOKENIZER_MAX_VOCAB);
     }
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, true);
-    TokenizerEncoder m;
-    memset(&m, 0, sizeof m);
+    TokenizerEncoder m = {NULL};
+    int halves[TOKENIZER_MAX_TOKEN_BYTES];
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t), length;
     for (int id = 0; id < vocab; id++, at += 1 + length) {
         const char *token = data + at + 1;
@@ -477,7 +464,8 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
             good = length == 1 && !memchr(t.bytes, *token, (size_t)id);
             if (good) { tokenizer_append_byte(&t, (uint8_t)*token); }
         } else if (good && id < vocab - 1) {
-            good = tokenizer_append_merge(&t, &m, token, length);
+            good = tokenizer_encode_pretoken(&t, &m, token, length, halves) == 2 &&
+                   tokenizer_append_pair(&t, halves[0], halves[1]);
         }
         if (!good) {
             input_error(
@@ -535,10 +523,10 @@ static inline uint64_t *tokenizer_merges_by_rank(const Tokenizer *t) {
 static inline bool tokenizer_is_gpt2_order(const Tokenizer *t) {
     bool same = t->vocab_size == 257 + t->num_merges && t->num_added == 1 && t->end_of_text == t->vocab_size - 1 &&
                 tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)) == t->end_of_text;
-    for (int plain = 1, id = 0; plain >= 0; plain--) {
-        for (int byte = 0; byte < 256; byte++) {
-            if (tokenizer_byte_is_plain(byte) == plain) { same = same && t->byte_token[byte] == id++; }
-        }
+    int id = 0;
+    for (uint32_t character = 0; character < TOKENIZER_CHARACTERS; character++) {
+        int byte = tokenizer_character_byte(character);
+        same = same && (byte < 0 || t->byte_token[byte] == id++);
     }
     for (int slot = 0; same && slot < TOKENIZER_MERGE_SLOTS; slot++) {
         uint64_t merge = t->merges[slot];
@@ -582,17 +570,6 @@ static inline size_t tokenizer_find_added(const Tokenizer *t, TokenizerEncoder *
     return bytes;
 }
 
-// tokenizer_encode_with for a text without added tokens
-static inline size_t tokenizer_encode_pretokens(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
-                                                int *tokens) {
-    size_t count = 0;
-    for (size_t at = 0, length; at < bytes; at += length) {
-        length = tokenizer_pretoken_length(text + at, bytes - at);
-        count += tokenizer_encode_cached(t, e, text + at, length, tokens + count);
-    }
-    return count;
-}
-
 // tokens (at least `bytes`) = the tokens of a text (bytes), of any bytes. Returns their number.
 static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
                                            int *tokens) {
@@ -607,7 +584,10 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
         size_t found = at + tokenizer_find_added(t, e, text + at, bytes - at, &token), end = found;
         int kind = token < 0 ? 0 : t->kind[token];
         while ((kind & TOKEN_STRIPS_LEFT) && end > at && isspace((uint8_t)text[end - 1])) { end--; }
-        count += tokenizer_encode_pretokens(t, e, text + at, end - at, tokens + count);
+        for (size_t length; at < end; at += length) {
+            length = tokenizer_pretoken_length(text + at, end - at);
+            count += tokenizer_encode_cached(t, e, text + at, length, tokens + count);
+        }
         at = found;
         if (token < 0) { continue; }
         tokens[count++] = token;
@@ -619,8 +599,7 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
 
 // *tokens (caller frees) = the tokens of a prompt (bytes), whose special tokens are tokens; returns their number.
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
-    TokenizerEncoder e;
-    memset(&e, 0, sizeof e);
+    TokenizerEncoder e = {NULL};
     e.takes_special = true;
     int *ids = (int *)xmalloc(bytes * sizeof *ids);
     size_t count = tokenizer_encode_with(t, &e, text, bytes, ids);
@@ -644,9 +623,8 @@ static inline bool tokenizer_cuts_added(const Tokenizer *t, const char *text, si
 // least 1, and at most `max` or the end of the pre-token that crosses `max`. bytes: at least max +
 // TOKENIZER_MAX_PRETOKEN + 8. t: NULL if there are no added tokens.
 static inline size_t tokenizer_safe_cut(const Tokenizer *t, const char *text, size_t bytes, size_t max) {
-    enum { SEARCHED = 4096 };
     // no pre-token crosses from a visible character to white space; ASCII needs no decoding
-    for (size_t at = max; at > 1 && at + SEARCHED > max; at--) {
+    for (size_t at = max; at > 1 && at + 4096 > max; at--) {
         uint8_t before = (uint8_t)text[at - 1];
         if ((text[at] != ' ' && text[at] != '\n') || before <= ' ' || before >= 127) { continue; }
         if (!t || !tokenizer_cuts_added(t, text, bytes, at)) { return at; }

@@ -1,7 +1,5 @@
 /*
 The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
-defines: tokenizer_symbol, tokenizer_write_merges, tokenizer_write_vocab, tokenizer_write_json,
-         tokenizer_json_is_known, tokenizer_in_folder, tokenizer_open
 
 merges.txt       "#version: 0.2", then a line for each merge: two symbols with a space between
 vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the id of each symbol. Next to a merges.txt (of vocab.bpe it is
@@ -28,11 +26,7 @@ static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbo
     bool added = token >= 0 && token < t->vocab_size && t->kind[token];
     if (added) { memcpy(symbol, text, bytes); }
     for (size_t i = 0; i < (added ? 0 : bytes); i++) {
-        int byte = (uint8_t)text[i], code = byte;
-        if (!tokenizer_byte_is_plain(byte)) {
-            code = 256;
-            for (int other = 0; other < byte; other++) { code += !tokenizer_byte_is_plain(other); }
-        }
+        int code = tokenizer_character((uint8_t)text[i]);
         if (code >= 128) { symbol[length++] = (char)(0xC0 | code >> 6); }
         symbol[length++] = (char)(code < 128 ? code : 0x80 | (code & 0x3F));
     }
@@ -234,86 +228,79 @@ static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder)
 
 #define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-static inline const char *json_type(const cJSON *json) {
-    const char *type = json_string(json, "type");
-    return type ? type : "";
+static inline bool json_is(const cJSON *json, const char *key, const char *text) {
+    const char *value = json_string(json, key);
+    return value && strcmp(value, text) == 0;
 }
 
 // True if a pre_tokenizer splits as GPT-2: ByteLevel with its own pattern, or that pattern and then ByteLevel.
 static inline bool json_splits_as_gpt2(const cJSON *json) {
-    const cJSON *list = json_get(json, "pretokenizers"), *split = cJSON_GetArrayItem(list, 0);
-    bool sequence = strcmp(json_type(json), "Sequence") == 0;
+    const cJSON *steps = json_get(json, "pretokenizers"), *split = cJSON_GetArrayItem(steps, 0);
+    bool sequence = json_is(json, "type", "Sequence");
     if (sequence) {
-        const char *regex = json_string(json_get(split, "pattern"), "Regex");
-        const char *behavior = json_string(split, "behavior");
-        json = cJSON_GetArrayItem(list, 1);
-        if (cJSON_GetArraySize(list) != 2 || !regex || strcmp(regex, GPT2_PATTERN) != 0) { return false; }
-        if (!behavior || strcmp(behavior, "Isolated") != 0) { return false; }
+        bool same = cJSON_GetArraySize(steps) == 2 && json_is(split, "behavior", "Isolated") &&
+                    json_is(json_get(split, "pattern"), "Regex", GPT2_PATTERN);
+        if (!same) { return false; }
+        json = split->next;
     }
     bool own_pattern = !cJSON_IsFalse(json_get(json, "use_regex"));
-    return strcmp(json_type(json), "ByteLevel") == 0 && own_pattern != sequence && !json_true(json, "add_prefix_space");
+    return json_is(json, "type", "ByteLevel") && own_pattern != sequence && !json_true(json, "add_prefix_space");
 }
 
 // True if a post_processor, or one of a sequence, may add tokens to a text.
 static inline bool json_adds_tokens(const cJSON *json) {
-    bool adds = false, sequence = strcmp(json_type(json), "Sequence") == 0;
+    bool adds = false, sequence = json_is(json, "type", "Sequence");
     const cJSON *step = sequence ? cJSON_GetArrayItem(json_get(json, "processors"), 0) : json, *part;
     for (; step; step = sequence ? step->next : NULL) {
-        const char *type = json_type(step);
-        adds = adds || (*type && strcmp(type, "ByteLevel") != 0 && strcmp(type, "TemplateProcessing") != 0);
+        bool known = json_is(step, "type", "ByteLevel") || json_is(step, "type", "TemplateProcessing");
+        adds = adds || (json_string(step, "type") && !known);
         cJSON_ArrayForEach(part, json_get(step, "single")) { adds = adds || json_get(part, "SpecialToken") != NULL; }
     }
     return adds;
 }
 
-// text (PATH_LENGTH) = what tokenizer.json does that GPT-2's tokenizer does not, in words; "" if nothing
+// text (PATH_LENGTH) = the first item of tokenizer.json that GPT-2's tokenizer has not; "" if none
 static inline void json_find_foreign(char *text, const cJSON *json) {
-    static const char *const model_keys[] = {"end_of_word_suffix", "continuing_subword_prefix", "dropout",
-                                             "ignore_merges"};
-    const cJSON *model = json_get(json, "model"), *normalizer = json_get(json, "normalizer");
-    const cJSON *splitter = json_get(json, "pre_tokenizer"), *after = json_get(json, "post_processor");
+    const cJSON *model = json_get(json, "model");
+    const struct {
+        const cJSON *in;
+        const char *key;
+        bool foreign;
+    } items[] = {
+        {model, "type", json_string(model, "type") && !json_is(model, "type", "BPE")},
+        {model, "vocab", !cJSON_IsObject(json_get(model, "vocab"))},
+        {model, "merges", !cJSON_IsArray(json_get(model, "merges"))},
+        {json, "normalizer", cJSON_IsObject(json_get(json, "normalizer")) != 0},
+        {json, "pre_tokenizer", !json_splits_as_gpt2(json_get(json, "pre_tokenizer"))},
+        {json, "post_processor", json_adds_tokens(json_get(json, "post_processor"))},
+        {model, "end_of_word_suffix", json_is_set(model, "end_of_word_suffix")},
+        {model, "continuing_subword_prefix", json_is_set(model, "continuing_subword_prefix")},
+        {model, "dropout", json_is_set(model, "dropout")},
+        {model, "ignore_merges", json_is_set(model, "ignore_merges")},
+    };
     *text = 0;
-    if (*json_type(model) && strcmp(json_type(model), "BPE") != 0) {
-        format_path(text, "a %.60s model, and GPT-2's is a BPE", json_type(model));
-    } else if (!cJSON_IsObject(json_get(model, "vocab")) || !cJSON_IsArray(json_get(model, "merges"))) {
-        format_path(text, "no vocab and merges of a BPE");
-    } else if (cJSON_IsObject(normalizer)) {
-        format_path(text, "a normalizer (%.60s), and GPT-2's has none", json_type(normalizer));
-    } else if (!json_splits_as_gpt2(splitter)) {
-        format_path(text, "a pre-tokenizer (%.60s) with another pattern than GPT-2's, or with add_prefix_space",
-                    *json_type(splitter) ? json_type(splitter) : "none");
-    } else if (json_adds_tokens(after)) {
-        format_path(text, "a post-processor (%.60s) that adds tokens to each text, such as BOS", json_type(after));
-    }
-    for (int i = 0; i < 4 && !*text; i++) {
-        const cJSON *value = json_get(model, model_keys[i]);
-        const char *string = cJSON_GetStringValue(value);
-        bool set = (string && *string) || cJSON_IsTrue(value) || (cJSON_IsNumber(value) && value->valuedouble != 0);
-        char *found = cJSON_PrintUnformatted(value);
-        if (set) { format_path(text, "\"%s\":%.60s, and GPT-2's has none", model_keys[i], found); }
-        cJSON_free(found);
+    for (size_t i = 0; i < sizeof items / sizeof items[0] && !*text; i++) {
+        if (items[i].foreign) { json_show(text, items[i].in, items[i].key); }
     }
 }
 
 // Stops if tokenizer_config.json asks for more than its tokenizer does.
-static inline void tokenizer_check_config(const cJSON *config, const char *folder) {
+static inline void require_supported_tokenizer(const cJSON *config, const char *folder) {
     static const char *const keys[] = {"add_bos_token", "add_eos_token", "add_prefix_space"};
     static const char *const classes[] = {"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer",
                                           "TokenizersBackend"};  // transformers 5 writes the last one
-    const char *kind = json_string(config, "tokenizer_class");
+    const char *kind = json_string(config, "tokenizer_class"), *foreign = NULL;
     bool known = !kind || !*kind;
     for (int i = 0; i < 4; i++) { known = known || strncmp(kind, classes[i], strlen(classes[i])) == 0; }
-    for (int i = 0; i < 3; i++) {
-        if (!json_true(config, keys[i])) { continue; }
+    if (!known) { foreign = "tokenizer_class"; }
+    for (int i = 0; i < 3; i++) { foreign = json_true(config, keys[i]) ? keys[i] : foreign; }
+    if (foreign) {
+        char item[PATH_LENGTH];
+        json_show(item, config, foreign);
         input_error(
-            "'%s/tokenizer_config.json' has \"%s\":true, and this trainer adds nothing to a text; set it to false "
-            "if the model was trained without",
-            folder, keys[i]);
-    }
-    if (!known) {
-        input_error("'%s/tokenizer_config.json' names %.60s, which may split text differently or add tokens, "
-                    "expected GPT2Tokenizer; give the tokenizer of a GPT-2",
-                    folder, kind);
+            "'%s/tokenizer_config.json' has %s, so a text may get other tokens than here; give the tokenizer of "
+            "a GPT-2, or set it to false if the model was trained without",
+            folder, item);
     }
 }
 
@@ -337,7 +324,7 @@ static inline bool tokenizer_json_is_known(const char *path) {
     if (json) { json_find_foreign(why, json); }
     if (json && tokenizer_json_is_bytes(json)) { *why = 0; }
     cJSON_Delete(json);
-    if (*why) { fprintf(stderr, "note      '%s' is not used: it has %s\n", path, why); }
+    if (*why) { fprintf(stderr, "note      '%s' is not used: it has %s, unlike GPT-2's\n", path, why); }
     return !*why;
 }
 
@@ -377,7 +364,7 @@ static inline Tokenizer tokenizer_build(const cJSON *vocab, const cJSON *added, 
     if (strcmp(name, "merges.txt") == 0 || strcmp(name, "tokenizer.json") == 0) { folder = folder_path; }
     cJSON *config = folder ? json_in(folder, "tokenizer_config.json") : NULL;
     cJSON *added_tokens = folder && !added ? json_in(folder, "added_tokens.json") : NULL;
-    if (folder) { tokenizer_check_config(config, folder); }
+    if (folder) { require_supported_tokenizer(config, folder); }
     cJSON_ArrayForEach(item, vocab) { vocab_put(&v, item->string, cJSON_GetNumberValue(item), 0); }
     cJSON_ArrayForEach(item, added) { vocab_put_added(&v, item, cJSON_GetNumberValue(json_get(item, "id"))); }
     const cJSON *decoder = json_get(config, "added_tokens_decoder");
@@ -406,63 +393,27 @@ static inline void path_with_ending(char *other, const char *path, const char *e
     format_path(other, "%.*s%s", (int)(strlen(path) - strlen(ending)), path, new_ending);
 }
 
-// Prints a note, once, if tokenizer.json (path, with these merges) and merges.txt or vocab.json next to it differ.
-static inline void tokenizer_print_conflict(const Tokenizer *t, const char *path, const char *merges) {
-    static bool printed;
-    char other[PATH_LENGTH], symbol[2 * TOKENIZER_MAX_TOKEN_BYTES + 1];
-    const cJSON *item;
-    size_t bytes;
-    path_with_ending(other, path, "tokenizer.json", "merges.txt");
-    char *text = read_whole_file(other, TOKENIZER_MAX_FILE, &bytes), *rest = text;
-    bool same = true;
-    for (char *line; same && (line = strsep(&rest, "\r\n")) != NULL;) {
-        line += strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-        size_t length = strlen(line);
-        if (length == 0 || strstr(line, "#version")) { continue; }
-        same = strncmp(merges, line, length) == 0 && merges[length] == '\n';
-        merges += same ? length + 1 : 0;
-    }
-    same = same && (!text || !*merges);
-    path_with_ending(other, path, "tokenizer.json", "vocab.json");
-    cJSON *vocab = try_read_json(other);
-    cJSON_ArrayForEach(item, vocab) {
-        symbol[tokenizer_symbol(t, item->valueint, symbol)] = 0;
-        same = same && strcmp(item->string, symbol) == 0;
-    }
-    if (!same && !printed) {
-        fprintf(stderr, "note      '%s' differs from the merges.txt or vocab.json next to it; tokenizer.json is used\n",
-                path);
-    }
-    printed |= !same;
-    cJSON_Delete(vocab);
-    free(text);
-}
-
 static inline Tokenizer tokenizer_load_json(const char *path, const cJSON *json) {
     char foreign[PATH_LENGTH];
     size_t bytes;
     if (tokenizer_json_is_bytes(json)) { return tokenizer_bytes(); }
     json_find_foreign(foreign, json);
     if (*foreign) {
-        input_error("%s has %s; give a tokenizer that works as GPT-2's, or make the token shards with the model's own "
-                    "program",
+        input_error("%s has %s, unlike GPT-2's; give a tokenizer that works as GPT-2's, or make the token shards with "
+                    "the model's own program",
                     path, foreign);
     }
     char *merges = json_merges_text(json, path, &bytes);
     const cJSON *vocab = json_get(json_get(json, "model"), "vocab"), *added = json_get(json, "added_tokens");
     Tokenizer t = tokenizer_build(vocab, added, path, path, merges, bytes);
-    tokenizer_print_conflict(&t, path, merges);
     free(merges);
     return t;
 }
 
 static inline Tokenizer tokenizer_load_with_vocab(const char *path, const char *vocab_path) {
-    char other[PATH_LENGTH];
     size_t bytes = 0;
     char *merges = read_whole_file(path, TOKENIZER_MAX_FILE, &bytes);
     cJSON *vocab = read_json(vocab_path);
-    path_with_ending(other, path, "merges.txt", "tokenizer.json");
-    if (access(other, F_OK) == 0) { tokenizer_json_is_known(other); }
     if (!merges) { input_error("%s: could not read the merges: %s; copy the file again", path, strerror(errno)); }
     Tokenizer t = tokenizer_build(vocab, NULL, vocab_path, path, merges, bytes);
     cJSON_Delete(vocab);

@@ -5,7 +5,6 @@ in pinned host memory. Input i is in slot i % 2 of the device.
   backward   input i - 1 is uploaded while the blocks that read input i run backward
 The residual stream after the last block is not an input: the final layernorm reads it from its slot. The input of the
 first block, the embeddings, stays on the device.
-defines: ActivationOffload, offload_open, offload_acquire, offload_store, offload_wait
 */
 #pragma once
 #include "llmc/common/device.h"

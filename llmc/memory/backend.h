@@ -1,7 +1,4 @@
-/*
-A backend: operations, device, scratch. The CPU backend and the CUDA backend are in run/backends.h.
-defines: Backend, is_gpu
-*/
+// A backend: operations, device, scratch. The CPU backend and the CUDA backend are in run/backends.h.
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/ops.h"
@@ -10,6 +7,7 @@ defines: Backend, is_gpu
 typedef struct {
     const Ops *ops;
     const Device *device;
+    bool takes_bf16_inputs;  // -f 2: fp32 matmuls can round their inputs to bf16
     // device memory for use within one operation, on a rank of this shape and for micro-batches of B x T: cuBLASLt's
     // workspace; and partial sums of reductions
     size_t (*matmul_workspace_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);

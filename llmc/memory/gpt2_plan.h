@@ -1,27 +1,22 @@
 /*
 Everything a GPT-2 holds on its device and in pinned host memory: the tensors, the options that decide which of them
 exist, and the memory plan. This header includes no kernel and no communicator.
-defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
-         options_set_offload, GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, staging_slots, num_block_inputs,
-         gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/common/range.h"
 #include "llmc/memory/backend.h"
 #include "llmc/memory/plan.h"
-#include "llmc/moments.h"
+#include "llmc/ops.h"
 #include "llmc/shapes/activations.h"
 #include "llmc/shapes/layout.h"
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
 #include "llmc/shapes/update_buckets.h"
 
-// -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits
-typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
-#define MASTER_CHOICES "none|0 fp32|1 split|2"
-
-// -om and -gd
+// -w, -om and -gd. 1 is llm.c's value; 2 is that of older config.json files.
+#define MASTER_CHOICES "none|0 split|1|2"
+enum { MASTER_NONE, MASTER_SPLIT };
 #define MOMENT_CHOICES "fp32 bf16 8bit"
 #define GRADIENT_CHOICES "auto fp32 bf16"
 enum { GRADIENTS_AUTO, GRADIENTS_FP32, GRADIENTS_BF16 };
@@ -40,7 +35,7 @@ typedef struct {
     bool fuse_gelu;            // -ge: the forward's GELU is part of the matmul before it
     Recompute recompute;
     int classifier_rows;  // rows of a logits chunk; 0: logits_chunk decides
-    MasterKind master;    // of bf16 weights
+    bool remainders;      // -w split: of bf16 weights
     DType moments;        // DT_REAL, DT_BF16 or DT_U8
     DType gradients;      // DT_REAL or DT_BF16
     Sharding sharding;
@@ -54,7 +49,7 @@ static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOpt
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
 
-// Sets the stage of --offload. Without a backward no input of a block is read again.
+// Sets the stage of --offload. Without a backward pass nothing reads the block inputs again, so they are not offloaded.
 static inline void options_set_offload(ModelOptions *o, int stage) {
     o->sharding.offload = stage;
     o->recompute.offload_inputs = o->training && stage >= OFFLOAD_INPUTS;
@@ -139,33 +134,29 @@ static inline int num_block_inputs(const ModelOptions *o, int L) {
 #define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
 // one array of the optimizer's state with `count` elements: of this rank (slots false), or two slots of update.h
-static inline void plan_array(Plan *plan, bool slots, size_t member, const char *name, Lifetime lifetime, DType dtype,
+static inline void plan_array(Plan *plan, bool slots, int array, Lifetime lifetime, const ModelOptions *o,
                               size_t count) {
-    const size_t dims[] = {2, count};
-    size_t in_struct = slots ? offsetof(GPT2Tensors, optimizer_slots) : offsetof(GPT2Tensors, optimizer);
-    plan_add(plan, in_struct + member, name, lifetime, dtype, slots ? 2 : 1, slots ? dims : dims + 1);
+    const StateArray a = state_array(array, DT_FLOATX == DT_BF16 && o->remainders, o->moments);
+    const size_t dims[] = {2, state_elements(&a, count)};
+    size_t first = slots ? offsetof(GPT2Tensors, optimizer_slots.array) : offsetof(GPT2Tensors, optimizer.array);
+    if (!a.exists) { return; }
+    plan_add(plan, first + (size_t)array * sizeof(void *), slots ? a.slot_name : a.name, lifetime, a.dtype,
+             slots ? 2 : 1, slots ? dims : dims + 1);
 }
-#define PLAN_ARRAY(slots, member, ...)                                                                                 \
-    plan_array(plan, slots, offsetof(OptimizerState, member), (slots) ? "slot_" #member : #member, __VA_ARGS__)
 
-// masters and moments: count elements, of which `second` have a second moment
+// all arrays but params: count elements, of which `second` have a second moment
 static inline void plan_optimizer(Plan *plan, bool slots, size_t count, size_t second, const ModelOptions *o,
                                   Lifetime lifetime) {
-    bool rounded = DT_FLOATX == DT_BF16;
-    if (rounded && o->master == MASTER_FP32) { PLAN_ARRAY(slots, master, lifetime, DT_REAL, count); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ARRAY(slots, remainder, lifetime, DT_I16, count); }
-    PLAN_ARRAY(slots, m, lifetime, o->moments, count);
-    PLAN_ARRAY(slots, v, lifetime, o->moments, second);
-    if (o->moments == DT_U8) {
-        PLAN_ARRAY(slots, m_scales, lifetime, DT_F32, moment_blocks(count));
-        PLAN_ARRAY(slots, v_scales, lifetime, DT_F32, moment_blocks(second));
+    const size_t of_part[] = {count, count, second};
+    for (int i = STATE_PARAMS + 1; i < NUM_STATE_ARRAYS; i++) {
+        plan_array(plan, slots, i, lifetime, o, of_part[state_array(i, true, o->moments).part]);
     }
 }
 
 // --offload: the slots of update.h, two of each array in host memory
 static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
     size_t n = update_bucket_elements(layout);
-    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ARRAY(true, params, SCRATCH, DT_FLOATX, n); }
+    if (layout->sharding.offload >= OFFLOAD_PARAMS) { plan_array(plan, true, STATE_PARAMS, SCRATCH, o, n); }
     if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
     plan_optimizer(plan, true, n, n, o, SCRATCH);
 }
@@ -187,7 +178,8 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     LocalShape shape = options_local_shape(c, o);
     const Sharding *s = &layout.sharding;
     size_t total = layout.total, shard = layout.shard;
-    PLAN_ARRAY(false, params, s->offload >= OFFLOAD_PARAMS ? HOST : STATE, DT_FLOATX, shards_params(s) ? shard : total);
+    plan_array(plan, false, STATE_PARAMS, s->offload >= OFFLOAD_PARAMS ? HOST : STATE, o,
+               shards_params(s) ? shard : total);
     if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
         plan_gradients(plan, &layout, o);
@@ -292,19 +284,4 @@ static inline int best_segment(const GPT2Config *c, ModelOptions o) {
         }
     }
     return best;
-}
-
-// Bytes of llm.c's layout of the same model and micro-batch, for comparison. Gradients have the type of the weights,
-// master and moments are fp32, all logits are computed at once, and -r is at most 2. The activations follow llm.c's
-// fill_in_activation_sizes, with cuDNN's attention.
-static inline size_t llmc_bytes(const GPT2Config *c, const ModelOptions *o) {
-    size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, L = (size_t)c->num_layers;
-    size_t heads = (size_t)c->num_heads, total = param_layout(c).total;
-    size_t per_block = o->recompute.level == 0 ? 16 * C : o->recompute.level == 1 ? 12 * C : 10 * C;
-    size_t gelu = o->recompute.level == 0 ? 0 : 4 * C;
-    size_t output = larger(larger(3 * C, heads * (size_t)o->T), (size_t)c->padded_vocab_size);
-    size_t stored = N * (L * per_block + 2 * C + gelu + output + 5 * C);  // encoded, lnf; then two buffers of scratch
-    size_t statistics = N * (L * (heads + 4) + 3);
-    size_t master = DT_FLOATX == DT_REAL ? 0 : sizeof(real);
-    return (stored + 2 * total) * sizeof(floatX) + statistics * sizeof(real) + total * (2 * sizeof(real) + master);
 }

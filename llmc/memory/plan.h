@@ -1,9 +1,6 @@
 /*
 The memory plan: a list of every tensor on the device and in pinned host memory, made before anything is allocated; and
 the arenas, which allocate exactly that list.
-defines: Lifetime, PlanTensor, Plan, plan_find, plan_slot_bytes, plan_add, PLAN_ADD_MEMBER, plan_bytes,
-         plan_device_bytes, mebibytes, plan_print, plan_json, plan_free, Arena, arena_create, arena_release, arena_bind,
-         Scratch, scratch_open, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
@@ -66,19 +63,12 @@ static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
     return bytes;
 }
 
-// bytes of an arena
-static inline size_t arena_bytes(const Plan *plan, bool host) {
-    for (int i = plan->count - 1; i >= 0; i--) {
-        const PlanTensor *last = &plan->tensors[i];
-        if ((last->lifetime == HOST) == host) { return last->offset + last->bytes; }
-    }
-    return 0;
+static inline size_t plan_device_bytes(const Plan *plan) {
+    return plan_bytes(plan, STATE) + plan_bytes(plan, SAVED) + plan_bytes(plan, SCRATCH);
 }
-static inline size_t plan_device_bytes(const Plan *plan) { return arena_bytes(plan, false); }
 
-// Appends a tensor with num_dims dimensions, in `shape`; stops if the sum exceeds the address space. `name` must
-// outlive the plan.
-// member: the offset of the tensor's pointer in the struct that arena_bind sets.
+// Appends a tensor of `num_dims` dimensions, in `shape`; stops if the sum exceeds the address space. `name` must
+// outlive the plan. member: the offset of the tensor's pointer in the struct that arena_bind sets.
 static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetime lifetime, DType dtype, int num_dims,
                             const size_t *shape) {
     if (num_dims > PLAN_MAX_DIMS) { run_error("%s has %d dimensions: a bug in the memory plan", name, num_dims); }
@@ -96,7 +86,7 @@ static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetim
         t->shape[i] = shape[i];
         fits &= !__builtin_mul_overflow(bytes, shape[i], &bytes);
     }
-    t->offset = arena_bytes(plan, lifetime == HOST);
+    t->offset = lifetime == HOST ? plan_bytes(plan, HOST) : plan_device_bytes(plan);
     fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
     if (!fits) { input_error("%s would take more memory than can be addressed; give a smaller model, -b or -t", name); }
     t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;

@@ -4,10 +4,6 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   MPI      host memory, or device memory staged through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
-defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_no_answer, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_watch,
-         comm_max, comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock,
-         awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that
@@ -16,9 +12,9 @@ Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world 
 Order     Every rank of a group makes the same calls with the same sizes in the same order. Calls on different groups
           also have the same order on every rank.
 Chunks    Sizes are in elements. A scattered or gathered buffer is `size` chunks of `chunk` elements; rank r's chunk
-          begins at r * chunk. No size has to divide another: a bucket of n elements has room for
+          begins at r * chunk. The ranks need not divide a bucket evenly: with n elements it has room for
           size * chunk_size(n, size), and its padding is communicated like the rest.
-Types     DT_F32 and DT_BF16; all_gather and broadcast also take DT_U8, any bytes.
+Types     Collectives take DT_F32 and DT_BF16. all_gather and broadcast also take DT_U8, for any bytes.
 Sums      MPI adds ((x0 + x1) + x2) + ... in fp32, in the order of ranks, and rounds to bf16 once: the same bits on
           every rank and in every run. NCCL adds in its own order, with the same bits on every rank.
 Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex so far, so it may read the
@@ -41,14 +37,15 @@ Failure   With MPI, a rank that stops with run_error or input_error ends all ran
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"  // IWYU pragma: export
 #include "llmc/common/range.h"
+#include <signal.h>
 #include <stdbool.h>
 
-// A clock that stands still while this process is stopped, and that must be read more than once a second.
+// A clock that stops while this process is suspended. It must be read more than once a second.
 typedef struct {
     double seconds, read;  // read: time of the last reading, or 0
 } AwakeClock;
 
-// seconds from the first reading, which returns 0, to this one
+// Returns the seconds since the first reading, which returns 0.
 static inline double awake_seconds(AwakeClock *clock) {
     double now = now_seconds();
     if (clock->read > 0 && now - clock->read < 1) { clock->seconds += now - clock->read; }
@@ -57,14 +54,21 @@ static inline double awake_seconds(AwakeClock *clock) {
 }
 
 typedef struct Comm Comm;
-typedef uint64_t CommWork;  // a collective: the n-th call of its group
+
+typedef struct {
+    Comm *world;  // all ranks
+    Comm *dp;     // data-parallel group: ranks with the same slice and different data
+    Comm *tp;     // tensor-parallel group: neighbouring ranks, with the same data and different slices
+} Groups;
+
+typedef uint64_t CommWork;  // identifies a collective: the number of the call in its group
 
 typedef struct {
     const char *name;
     bool capturable;  // a CUDA graph can capture collectives
     bool ordered;     // sums run in the order of ranks: equal inputs give equal bits in every group
 
-    // Implementations of the functions comm_* below, which check sizes and types.
+    // The comm_* functions below check sizes and types, then call these.
     void (*all_reduce)(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex);
     void (*reduce_scatter)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
     void (*all_gather)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
@@ -83,8 +87,8 @@ struct Comm {
     const Device *device;  // of the buffers
     int rank, size;        // in this group
     int local_rank;        // among the world's ranks on this machine; chooses the GPU
-    int gpu_ranks;         // of the world: ranks on this rank's GPU, which divide its memory
-    const char *launcher;  // of comm_open's world: comm_launcher
+    int gpu_ranks;         // ranks of the world that share this rank's GPU and its memory
+    const char *launcher;  // comm_open sets it to the result of comm_launcher
     // Bytes this rank sends in the group's collectives, by the formulas of common/range.h; comm_max is not counted. A
     // captured collective counts once, at its capture: graph launches change neither sent_bytes nor calls.
     uint64_t sent_bytes;
@@ -106,8 +110,8 @@ __attribute__((noreturn)) static inline void comm_no_answer(const Comm *comm, co
 
 // ---- collectives
 
-// Numbers the call and checks the arguments. The chunk `own` of this rank is outside `whole`, or in place at
-// whole + rank * chunk; NULL: the call has no chunks.
+// Numbers the call and checks its arguments. This rank's chunk `own` must be outside `whole`, or in place at whole +
+// rank * chunk. It is NULL if the call has no chunks.
 static inline CommWork comm_begin(Comm *comm, const char *call, const void *whole, const void *own, size_t chunk,
                                   DType dtype, bool sum) {
     if (dtype != DT_F32 && dtype != DT_BF16 && (sum || dtype != DT_U8)) {
@@ -164,26 +168,26 @@ static inline void comm_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
 // Orders later work on ex after this collective and after all earlier ones of the group.
 static inline void comm_wait(CommWork work, Comm *comm, Exec *ex) { comm->backend->wait(work, comm, ex); }
 
-// Device.event_synchronize with a timeout: stops the program if work before the event depends on a rank that has ended
-// or hangs. comm: the world. Afterwards, every collective waited for before the event is done, in any group.
+// Waits as Device.event_synchronize does, but stops the program if work before the event depends on a rank that ended
+// or hangs. comm: the world. Afterwards every collective waited for before the event is done, in any group.
 static inline void comm_event_synchronize(int event, Comm *comm, Exec *ex) {
     comm->backend->event_synchronize(event, comm, ex);
 }
 
-// Arms the watchdog until the next comm_event_synchronize or comm_max: a launch blocks while the GPU's queue is full,
-// for ever if a rank has died. After COMM_TIMEOUT the program stops; reading data counts too. comm: the world. The
-// host makes no MPI call meanwhile.
+// Arms the watchdog until the next comm_event_synchronize or comm_max: it stops the program after COMM_TIMEOUT. Without
+// it, a run could hang for ever: if a rank dies, the GPU's queue fills up, and then a launch blocks. Reading data
+// counts as waiting. comm: the world. The host must not call MPI meanwhile.
 static inline void comm_watch(Comm *comm) {
     if (comm->backend->watch) { comm->backend->watch(comm); }
 }
 
-// Maximum of a value over the ranks, between hosts. Through MPI it does not wait for collectives on a device.
+// Returns the maximum of a value over the ranks, between hosts. With MPI it does not wait for collectives on a device.
 static inline long long comm_max(long long value, Comm *comm) {
     comm->calls++;
     return comm->backend->max(value, comm);
 }
 
-// Broadcasts a few bytes of rank `root` between hosts, seven per comm_max.
+// Broadcasts a few bytes of rank `root` between hosts. Seven bytes per comm_max look slow, but callers are rare.
 static inline void comm_broadcast_host(void *bytes, size_t count, int root, Comm *comm) {
     for (size_t at = 0; at < count; at += 7) {
         size_t n = count - at < 7 ? count - at : 7;
@@ -197,8 +201,19 @@ static inline void comm_broadcast_host(void *bytes, size_t count, int root, Comm
 // Blocks the host until every rank of the group calls it.
 static inline void comm_barrier(Comm *comm) { comm_max(0, comm); }
 
-// The group of the ranks with the same colour, ordered by key, then by rank. Every rank of `comm` calls it. The caller
-// closes the new group before `comm`.
+static volatile sig_atomic_t received_signal;  // set by the handler in run/ranks.h; 0: none
+
+// Returns a signal that any rank has received, or 0. All ranks call it together.
+static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }
+
+// Returns the bytes that this rank has sent. If the world is also the data-parallel group, it counts once.
+static inline uint64_t groups_sent(const Groups *groups) {
+    uint64_t dp = groups->dp != groups->world ? groups->dp->sent_bytes : 0;
+    return groups->world->sent_bytes + dp + groups->tp->sent_bytes;
+}
+
+// Returns the group of the ranks that give the same colour, ordered by key, then by rank. Every rank of `comm` calls
+// it, and closes the new group before `comm`.
 static inline Comm *comm_split(Comm *comm, int colour, int key) { return comm->backend->split(comm, colour, key); }
 
 // Frees a group after its last collective. Every rank of the group calls it; closing the world ends the connection.

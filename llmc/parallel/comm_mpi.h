@@ -1,6 +1,5 @@
 /*
 The communicator over MPI: on host memory, and on device memory staged through a host buffer, one piece at a time.
-defines: comm_mpi_open, comm_mpi_for_device, mpi_started
   reduce_scatter   MPI_Ialltoallv brings each rank its chunk from every rank; the rank sums in fp32, in rank order
   all_gather       MPI_Iallgatherv
   all_reduce       the two, piece by piece, in place
@@ -357,12 +356,12 @@ static inline Comm *comm_mpi_open(void) {
 }
 
 // The same world on device memory, staged through host buffers: for builds without NCCL and for ranks that share a GPU.
-// Close it before `host`. Its collectives wait for all work enqueued on the device.
-static inline Comm *comm_mpi_for_device(Comm *host, const Device *device) {
+// Close it before `launched`. Its collectives wait for all work enqueued on the device.
+static inline Comm *comm_mpi_for_device(Comm *launched, const Device *device) {
     MPI_Comm ranks;
-    comm_barrier(host);
-    CHECK_MPI(MPI_Comm_dup(host->mpi->ranks, &ranks));
-    Comm *comm = mpi_group(ranks, host->local_rank, device);
+    comm_barrier(launched);
+    CHECK_MPI(MPI_Comm_dup(launched->mpi->ranks, &ranks));
+    Comm *comm = mpi_group(ranks, launched->local_rank, device);
     comm->mpi->owns_buffers = true;
     comm->mpi->received = (char *)device->allocate_host(COMM_PIECE_BYTES);
     comm->mpi->staged = (char *)device->allocate_host(COMM_PIECE_BYTES);

@@ -1,6 +1,5 @@
 /*
 The communicator between GPUs: NCCL on a stream of its own.
-defines: comm_nccl_open, nccl_set_launch_order, nccl_unique_id, nccl_version
 Each collective enqueues three things, and the host does not wait:
   an event in the compute stream, for which NCCL's stream waits: earlier work has written the inputs and read the output
   the collective, in the group's stream
@@ -16,10 +15,10 @@ all-gather would wait for the gradients' dp reduce-scatter, which crosses machin
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
 own calls may also block on other ranks, and so may launches while the GPU's queue is full. A watchdog thread
 (nccl_host.h) covers both: every NCCL call, and launches after comm_watch. NCCL's non-blocking mode
-(ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`host`) one rank reports
-the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
-comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective launched earlier, and so
-for the update, because NCCL also keeps the launch order between communicators.
+(ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI (`launched`) one rank
+reports the error. Without MPI each rank prints its own sentence, and the launcher ends the rest (srun
+--kill-on-bad-exit). comm_max uses MPI. Without MPI it is an all-reduce on the GPU, which waits for every collective
+launched earlier, and so for the update, because NCCL also keeps the launch order between communicators.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -32,7 +31,7 @@ enum { NCCL_EVENTS = 256, NCCL_CHILDREN = 4 };
 
 struct NcclGroup {
     ncclComm_t nccl;  // NULL until all ranks have connected
-    Comm *host;       // the same ranks through MPI; NULL without MPI
+    Comm *launched;   // the same ranks through MPI; NULL without MPI
     Watch *watch;     // the world's watchdog
     bool is_world;
     const char *id_file;                        // touched until the ranks have connected; NULL: none (nccl_host.h)
@@ -153,7 +152,7 @@ static inline void nccl_event_synchronize(int event, Comm *comm, Exec *ex) {
 static inline long long nccl_max(long long value, Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     watch_stay(g->watch, false);
-    if (g->host) { return comm_max(value, g->host); }
+    if (g->launched) { return comm_max(value, g->launched); }
     const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
     *g->max_host = value;
@@ -187,11 +186,11 @@ static const CommBackend comm_nccl_backend = {
 
 // ---- groups
 
-// a group without an ncclComm_t yet; the caller keeps ownership of `host` and `watch`
-static inline Comm *nccl_group(Comm *host, Watch *watch) {
+// a group without an ncclComm_t yet; the caller keeps ownership of `launched` and `watch`
+static inline Comm *nccl_group(Comm *launched, Watch *watch) {
     Comm *comm = comm_new(&comm_nccl_backend, &cuda_device);
     struct NcclGroup *g = comm->nccl = static_cast<struct NcclGroup *>(xcalloc(1, sizeof *g));
-    g->host = host;
+    g->launched = launched;
     g->watch = watch;
     // a higher priority than compute kernels, because other GPUs wait for a collective too
     int least = 0, greatest = 0;
@@ -199,7 +198,7 @@ static inline Comm *nccl_group(Comm *host, Watch *watch) {
     CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->enqueued, cudaEventDisableTiming));
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
-    if (!host) {
+    if (!launched) {
         g->max_device = static_cast<long long *>(cuda_allocate(sizeof *g->max_device));
         g->max_host = static_cast<long long *>(cuda_allocate_host(sizeof *g->max_host));
     }
@@ -239,8 +238,8 @@ static inline void nccl_close(Comm *comm) {
         watch_close(g->watch);
         free(g->watch);
         if (stop_hook()->ctx == comm) { stop_hook()->stop = NULL; }
-    } else if (g->host) {
-        comm_close(g->host);
+    } else if (g->launched) {
+        comm_close(g->launched);
     }
     free(g);
     free(comm);
@@ -249,8 +248,8 @@ static inline void nccl_close(Comm *comm) {
 static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     struct NcclGroup *g = comm->nccl;
     comm_barrier(comm);  // has a timeout
-    Comm *host = g->host ? comm_split(g->host, colour, key) : NULL;
-    Comm *part = nccl_group(host, g->watch);
+    Comm *launched = g->launched ? comm_split(g->launched, colour, key) : NULL;
+    Comm *part = nccl_group(launched, g->watch);
     NCCL_WATCHED(ncclCommSplit(g->nccl, colour, key, &part->nccl->nccl, NULL), comm);
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
@@ -283,19 +282,19 @@ static inline ncclUniqueId nccl_unique_id(void) {
     return id;
 }
 
-// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI,
+// The world of `size` ranks with one GPU each, for this rank the current device. launched: the same ranks through MPI,
 // closed by the caller after the world; NULL: without MPI. id_file: rank 0's file without MPI, removed once all ranks
 // have connected; otherwise NULL.
-static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host,
+static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *launched,
                                    const char *id_file) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
-    Comm *comm = nccl_group(host, watch);
+    Comm *comm = nccl_group(launched, watch);
     comm->nccl->is_world = true;
     comm->nccl->id_file = id_file;
     comm->rank = rank;
     comm->size = size;
     comm->local_rank = local_rank;
-    if (!host) { *stop_hook() = {nccl_stop, comm}; }
+    if (!launched) { *stop_hook() = {nccl_stop, comm}; }
     watch_open(watch, nccl_check_ranks, comm);
     ncclComm_t connected = NULL;
     NCCL_WATCHED(ncclCommInitRank(&connected, size, id, rank), comm);

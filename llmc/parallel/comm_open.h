@@ -1,13 +1,11 @@
 /*
 Opens the world: the communicator follows from the launcher, the build and the device.
-defines: COMM_INIT_MPI, COMM_INIT_FILE, COMM_INITS, comm_launcher, comm_open, comm_open_for, comm_open_by_file,
-         comm_backends, RankGpu, comm_same_card, comm_gpu_ranks
-    Comm *host = comm_open();                    first: afterwards, one rank reports an error for all
+    Comm *launched = comm_open();                    first: afterwards, one rank reports an error for all
     ... flags ...
-    Comm *world = comm_open_for(device, host);   before the first device allocation; -pi fs: comm_open_by_file
+    Comm *world = comm_open_for(device, launched);   before the first device allocation; -pi fs: comm_open_by_file
     ...
-    if (world != host) { comm_close(world); }
-    comm_close(host);
+    if (world != launched) { comm_close(world); }
+    comm_close(launched);
               one process     mpirun                                    -pi fs, -pn N -pr R -pg G
   CPU         single          MPI                                       an error
   GPU         single          NCCL; MPI in a build without NCCL,        NCCL
@@ -61,12 +59,12 @@ static inline const char *comm_launcher(void) {
 static inline Comm *comm_open(void) {
     const char *launcher = comm_launcher();  // before MPI sets PMIX_RANK
 #ifdef HAVE_MPI
-    Comm *host = mpi_started() ? comm_mpi_open() : comm_single(&cpu_device);
+    Comm *launched = mpi_started() ? comm_mpi_open() : comm_single(&cpu_device);
 #else
-    Comm *host = comm_single(&cpu_device);
+    Comm *launched = comm_single(&cpu_device);
 #endif
-    host->launcher = launcher;
-    return host;
+    launched->launcher = launcher;
+    return launched;
 }
 
 // the GPU of a rank
@@ -113,14 +111,14 @@ static inline RankGpu comm_take_gpu(int local_rank) {
 
 // Selects the GPU of each rank. True if no two ranks are on one card, so that NCCL can connect them. *gpu_ranks: as of
 // comm_gpu_ranks.
-static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
+static inline bool comm_take_gpus(Comm *launched, int *gpu_ranks) {
     int one, other;
-    RankGpu *gpus = (RankGpu *)xmalloc((size_t)host->size * sizeof *gpus);
-    gpus[host->rank] = comm_take_gpu(host->local_rank);
-    comm_all_gather(gpus, &gpus[host->rank], sizeof *gpus, DT_U8, host, NULL);
-    *gpu_ranks = comm_gpu_ranks(gpus, host->size, host->rank);
-    bool same = comm_same_card(gpus, host->size, &one, &other);
-    if (same && host->rank == 0) {
+    RankGpu *gpus = (RankGpu *)xmalloc((size_t)launched->size * sizeof *gpus);
+    gpus[launched->rank] = comm_take_gpu(launched->local_rank);
+    comm_all_gather(gpus, &gpus[launched->rank], sizeof *gpus, DT_U8, launched, NULL);
+    *gpu_ranks = comm_gpu_ranks(gpus, launched->size, launched->rank);
+    bool same = comm_same_card(gpus, launched->size, &one, &other);
+    if (same && launched->rank == 0) {
         bool shared = memcmp(gpus[one].uuid, gpus[other].uuid, sizeof gpus[one].uuid) == 0;
         fprintf(stderr,
                 "train_gpt2: ranks %d and %d %s, so all ranks communicate through MPI and host memory, not NCCL\n", one,
@@ -165,29 +163,29 @@ static inline Comm *comm_open_by_file(const Device *device, int size, int rank, 
 #endif
 }
 
-// The world of all ranks that mpirun started, on the memory of `device`; for host memory, `host` itself.
-static inline Comm *comm_open_for(const Device *device, Comm *host) {
-    if (host->size == 1) { return comm_single(device); }
-    if (device == &cpu_device) { return host; }
+// The world of all ranks that mpirun started, on the memory of `device`; for host memory, `launched` itself.
+static inline Comm *comm_open_for(const Device *device, Comm *launched) {
+    if (launched->size == 1) { return comm_single(device); }
+    if (device == &cpu_device) { return launched; }
 #if defined(HAVE_MPI) && defined(HAVE_CUDA)
     int gpu_ranks;
-    bool distinct = comm_take_gpus(host, &gpu_ranks);
+    bool distinct = comm_take_gpus(launched, &gpu_ranks);
 #ifdef COMM_HAS_NCCL
     if (distinct) {
         ncclUniqueId id;
         memset(&id, 0, sizeof id);
         nccl_set_launch_order();
-        if (host->rank == 0) { id = nccl_unique_id(); }
-        comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
-        return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL);
+        if (launched->rank == 0) { id = nccl_unique_id(); }
+        comm_broadcast(&id, sizeof id, DT_U8, 0, launched, NULL);
+        return comm_nccl_open(id, launched->rank, launched->size, launched->local_rank, launched, NULL);
     }
 #endif
     (void)distinct;  // only NCCL needs it
-    Comm *world = comm_mpi_for_device(host, device);
+    Comm *world = comm_mpi_for_device(launched, device);
     world->gpu_ranks = gpu_ranks;
     return world;
 #else
-    return host;  // without MPI there is one rank, and without a GPU one device
+    return launched;  // without MPI there is one rank, and without a GPU one device
 #endif
 }
 

@@ -1,7 +1,5 @@
 /*
 The host's side of comm_nccl.cuh, without CUDA: the file that carries NCCL's unique id, and the watchdog.
-defines: id_file_path, id_file_write, id_file_touch, id_file_wait, Watch, watch_open, watch_close, watch_enter,
-         watch_leave, watch_stay
 
 Id file    For ranks that were started without MPI (-pi fs): a file in a folder that all ranks see. Rank 0 writes the id
            under another name and renames it, touches the file until all ranks have connected, and removes it. The other

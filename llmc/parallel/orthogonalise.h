@@ -8,7 +8,6 @@ A round of Muon (shapes/update_buckets.h) over the ranks. Newton-Schulz needs wh
 Then the results are all-gathered, and each rank updates its elements. If N does not divide the layers, some of the N
 ranks have no tensor in the last round of each kind. They orthogonalise zeros: ranks autotune matmuls together, so all
 must make the same calls in the same order.
-defines: newton_schulz, muon_update_at, muon_orthogonalise
 */
 #pragma once
 #include <assert.h>
@@ -37,19 +36,17 @@ static inline void newton_schulz(const Ops *ops, Comm *tp, floatX *x, floatX *sc
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
         floatX *from = step % 2 ? x : y, *to = step % 2 ? y : x;
         if (matrix->split_rows) {  // A = X^T X, as a weight gradient
-            ops->matmul_backward(NULL, gram, no_gradient, no_gradient, from, from, NULL, NULL, GRAD_SET, rows, C, C,
-                                 ex);
+            ops->matmul_backward(NULL, gram, no_gradient, from, from, NULL, no_activation, GRAD_SET, rows, C, C, ex);
         } else {  // A = X X^T
-            ops->matmul_forward(a, from, from, NULL, NULL, C, cols, C, ex);
+            ops->matmul_forward(a, from, from, NULL, NULL, no_activation, C, cols, C, ex);
         }
         muon_sum(a, square, DT_FLOATX, tp, ex);
-        ops->matmul_forward(b, a, a, NULL, NULL, C, C, C, ex);  // A A^T, and A is symmetric
+        ops->matmul_forward(b, a, a, NULL, NULL, no_activation, C, C, C, ex);  // A A^T, and A is symmetric
         ops->muon_polynomial(b, a, C, ex);
         if (matrix->split_rows) {  // X B
-            ops->matmul_forward(to, from, b, NULL, NULL, rows, C, C, ex);
+            ops->matmul_forward(to, from, b, NULL, NULL, no_activation, rows, C, C, ex);
         } else {  // B X, as an input gradient
-            ops->matmul_backward(to, no_gradient, no_gradient, no_gradient, b, NULL, from, NULL, GRAD_SET, C, cols, C,
-                                 ex);
+            ops->matmul_backward(to, no_gradient, no_gradient, b, NULL, from, no_activation, GRAD_SET, C, cols, C, ex);
         }
     }
 }

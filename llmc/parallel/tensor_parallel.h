@@ -10,9 +10,6 @@ OC are this rank's attn_dim or d_ff. With t ranks the buffers for all rows have 
 In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
 begin and wait overlaps the collective. The forward has no such compute and waits at once.
 The forward of a column-parallel linear is matmul_forward: its input is all-gathered already.
-defines: TensorParallel, tp_open, tp_set_rows, rows_all_gather, rows_reduce_scatter, rows_wait, row_parallel_forward,
-         row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
-         vocab_parallel_embedding_backward, vocab_parallel_classifier, replicated_grads_all_reduce
 */
 #pragma once
 #include "llmc/memory/plan.h"
@@ -106,11 +103,11 @@ static inline void rows_wait(TensorParallel *tp, const floatX *rows) {
 static inline void row_parallel_forward(TensorParallel *tp, floatX *out, const floatX *in, const floatX *weight,
                                         const floatX *bias, const floatX *residual, int N, int K, int C) {
     if (tp->comm->size == 1) {
-        tp->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, tp->ex);
+        tp->ops->matmul_forward(out, in, weight, bias, residual, no_activation, N, K, C, tp->ex);
         return;
     }
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
-    tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
+    tp->ops->matmul_forward(partial, in, weight, NULL, NULL, no_activation, N, K, C, tp->ex);
     floatX *sum = rows_reduce_scatter(tp, partial);
     rows_wait(tp, sum);
     tp->ops->residual_forward(out, sum, bias, residual, tp->own_rows, C, tp->ex);
@@ -118,20 +115,19 @@ static inline void row_parallel_forward(TensorParallel *tp, floatX *out, const f
 }
 
 // The backward of row_parallel_forward without its residual. dout (N,C): its all-gather has begun.
-//   din (N,K) = dout weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may alias in
-//   dweight (C,K), dbias (C), dgelu_bias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias (+)= the
-//   sum over this rank's rows, all-reduced later with the other replicated tensors.
+//   din (N,K) = dout weight (C,K), times the activation's slope;  din may alias in
+//   dweight (C,K), dbias (C), activation.dbias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias
+//   (+)= the sum over this rank's rows, all-reduced later with the other replicated tensors.
 static inline void row_parallel_backward(TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
-                                         Gradient dgelu_bias, const floatX *dout, const floatX *in,
-                                         const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int K,
-                                         int C) {
+                                         const floatX *dout, const floatX *in, const floatX *weight,
+                                         Activation activation, GradMode mode, int N, int K, int C) {
     rows_wait(tp, dout);
     if (tp->splits_rows) {  // dbias alone, over this rank's rows
-        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout + tp->own_offset, NULL, NULL, NULL, mode,
+        tp->ops->matmul_backward(NULL, no_gradient, dbias, dout + tp->own_offset, NULL, NULL, no_activation, mode,
                                  tp->own_rows, 0, C, tp->ex);
         dbias = no_gradient;
     }
-    tp->ops->matmul_backward(din, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, K, C, tp->ex);
+    tp->ops->matmul_backward(din, dweight, dbias, dout, in, weight, activation, mode, N, K, C, tp->ex);
 }
 
 // The backward of a column-parallel linear. in (N,C): its all-gather has begun. Returns this rank's rows of
@@ -144,20 +140,20 @@ static inline const floatX *column_parallel_backward(TensorParallel *tp, floatX 
     const Ops *ops = tp->ops;
     Exec *ex = tp->ex;
     if (!tp->splits_rows) {
-        ops->matmul_backward(din, dweight, dbias, no_gradient, dout, in, weight, NULL, mode, N, C, OC, ex);
+        ops->matmul_backward(din, dweight, dbias, dout, in, weight, no_activation, mode, N, C, OC, ex);
         return din;
     }
-    ops->matmul_backward(din, no_gradient, no_gradient, no_gradient, dout, NULL, weight, NULL, mode, N, C, OC, ex);
+    ops->matmul_backward(din, no_gradient, no_gradient, dout, NULL, weight, no_activation, mode, N, C, OC, ex);
     const floatX *sum = rows_reduce_scatter(tp, din);
     rows_wait(tp, in);
-    ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, in, NULL, NULL, mode, N, C, OC, ex);
+    ops->matmul_backward(NULL, dweight, dbias, dout, in, NULL, no_activation, mode, N, C, OC, ex);
     rows_wait(tp, sum);
     return sum;
 }
 
 // ---- embedding and classifier
 
-// Adds the position embeddings to this rank's rows x (own_rows,C). A document has positions of its own.
+// Adds the position embeddings to this rank's rows x (own_rows,C). A packed sequence has positions of its own.
 static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wpe, PackedSequences packed, int T,
                                  int C) {
     if (!packed.ranges) {
@@ -165,11 +161,11 @@ static inline void add_positions(TensorParallel *tp, floatX *x, const floatX *wp
         return;
     }
     const Range own = {tp->first_row, (size_t)tp->own_rows};
-    for (int d = 0; d < packed.count; d++) {
-        Range document = packed.ranges[d], rows = range_intersect(document, own);
+    for (int i = 0; i < packed.count; i++) {
+        Range sequence = packed.ranges[i], rows = range_intersect(sequence, own);
         if (rows.count == 0) { continue; }
         tp->ops->position_embedding_forward(x + (rows.offset - own.offset) * (size_t)C, wpe,
-                                            (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
+                                            (int)(rows.offset - sequence.offset), (int)rows.count, (int)sequence.count,
                                             C, tp->ex);
     }
 }
@@ -182,11 +178,11 @@ static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, con
         return;
     }
     const Range own = {tp->first_row, (size_t)tp->own_rows};
-    for (int d = 0; d < packed.count; d++) {
-        Range document = packed.ranges[d], rows = range_intersect(document, own);
+    for (int i = 0; i < packed.count; i++) {
+        Range sequence = packed.ranges[i], rows = range_intersect(sequence, own);
         if (rows.count == 0) { continue; }
         tp->ops->position_embedding_backward(dwpe, dout + (rows.offset - own.offset) * (size_t)C, mode,
-                                             (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
+                                             (int)(rows.offset - sequence.offset), (int)rows.count, (int)sequence.count,
                                              maxT, C, tp->ex);
         mode = GRAD_ADD;
     }

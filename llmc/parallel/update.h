@@ -4,19 +4,18 @@ through one of two slots on the device, a double buffer.
   bucket i - 1   is downloaded to host memory while bucket i is uploaded
   bucket i       is uploaded one bucket ahead, before an operation reads and writes its slot
 Each slot has a copy stream: bucket i + 2 is uploaded after bucket i was downloaded. With --offload 1 a bucket has
-moments and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
+moments and remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
 Muon's momentum buckets copy moments and gradients, its weights buckets the others.
-defines: Update, update_open, update_close, update_params
 */
 #pragma once
-#include "llmc/moments.h"
+#include "llmc/ops.h"
 #include "llmc/parallel/orthogonalise.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/shapes/update_buckets.h"
 
 typedef struct {
     const Zero *zero;
-    OptimizerState stored;      // of this rank; at --offload 1 to 4 moments, masters and remainders are in host memory
+    OptimizerState stored;      // of this rank; at --offload 1 to 4 moments and remainders are in host memory
     OptimizerState slots;       // --offload: two slots on the device for each array that is in host memory; else NULL
     Gradient grad_slots;        // --offload 2: two slots
     size_t slot_elements;       // of one slot
@@ -49,25 +48,6 @@ static inline void update_close(Update *u) {
     free(u->list.ranges);
 }
 
-static inline void *elements_at(const void *array, size_t offset, DType dtype) {
-    return array ? (char *)array + offset * dtype_size(dtype) : NULL;
-}
-
-// the state from element `offset` on; params and second moments may be at another offset
-static inline OptimizerState optimizer_at(const OptimizerState *o, floatX *params, size_t offset, size_t v) {
-    OptimizerState at = {
-        .params = params,
-        .master = (real *)elements_at(o->master, offset, DT_REAL),
-        .remainder = (int16_t *)elements_at(o->remainder, offset, DT_I16),
-        .m = elements_at(o->m, offset, o->moments),
-        .v = elements_at(o->v, v, o->moments),
-        .moments = o->moments,
-        .m_scales = (float *)elements_at(o->m_scales, offset / MOMENT_BLOCK, DT_F32),
-        .v_scales = (float *)elements_at(o->v_scales, v / MOMENT_BLOCK, DT_F32),
-    };
-    return at;
-}
-
 // The state of bucket i where this rank stores it; in_slot: where operations find it, with the arrays in host memory
 // replaced by their slot
 static inline OptimizerState bucket_state(const Update *u, int i, bool in_slot) {
@@ -75,9 +55,9 @@ static inline OptimizerState bucket_state(const Update *u, int i, bool in_slot) 
     const ParamLayout *layout = &u->zero->layout;
     floatX *params = zero_stored_params(u->zero, b->param_bucket) + b->offset;
     size_t shard = layout->sharding.stage == 0 ? 0 : param_bucket(layout, b->param_bucket).shard_offset;
-    if (!in_slot || !layout->sharding.offload) { return optimizer_at(&u->stored, params, shard + b->offset, b->v); }
+    if (!in_slot || !layout->sharding.offload) { return state_at(&u->stored, params, shard + b->offset, b->v); }
     size_t slot = (size_t)(i % 2) * u->slot_elements;
-    return optimizer_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot, slot);
+    return state_at(&u->slots, u->slots.params ? u->slots.params + slot : params, slot, slot);
 }
 
 // the gradients of bucket i where this rank stores them; in_slot: where operations find them
@@ -108,16 +88,15 @@ static inline void copy_bucket(Update *u, int i, bool upload) {
     OptimizerState stored = bucket_state(u, i, false), slot = bucket_state(u, i, true);
     Gradient grads = bucket_grads(u, i, false);
     const UpdateBucket *b = &u->list.buckets[i];
-    size_t w = b->kind == UPDATE_MOMENTUM ? 0 : b->count, m = b->kind == UPDATE_WEIGHTS ? 0 : b->count;
-    size_t v = b->kind == UPDATE_ADAMW ? b->count : 0, size = dtype_size(stored.moments);
-    copy_array(u, i, stored.params, slot.params, w * sizeof *stored.params, upload);
-    copy_array(u, i, stored.master, slot.master, w * sizeof *stored.master, upload);
-    copy_array(u, i, stored.remainder, slot.remainder, w * sizeof *stored.remainder, upload);
-    copy_array(u, i, stored.m, slot.m, m * size, upload);
-    copy_array(u, i, stored.v, slot.v, v * size, upload);
-    copy_array(u, i, stored.m_scales, slot.m_scales, moment_blocks(m) * sizeof(float), upload);
-    copy_array(u, i, stored.v_scales, slot.v_scales, moment_blocks(v) * sizeof(float), upload);
-    if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, m * dtype_size(grads.dtype), true); }
+    const size_t of_part[] = {b->kind == UPDATE_MOMENTUM ? 0 : b->count, b->kind == UPDATE_WEIGHTS ? 0 : b->count,
+                              b->kind == UPDATE_ADAMW ? b->count : 0};
+    for (int array = 0; array < NUM_STATE_ARRAYS; array++) {
+        const StateArray a = state_array(array, true, stored.moments);
+        size_t bytes = state_elements(&a, of_part[a.part]) * dtype_size(a.dtype);
+        copy_array(u, i, stored.array[array], slot.array[array], bytes, upload);
+    }
+    size_t bytes = of_part[OF_M] * dtype_size(grads.dtype);
+    if (upload) { copy_array(u, i, grads.at, bucket_grads(u, i, true).at, bytes, true); }
 }
 
 // If the norm is not finite, moments and weights stay. Newton-Schulz runs on stale scratch, and its result is not used.

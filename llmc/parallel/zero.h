@@ -12,7 +12,7 @@ waited for where the bucket is read. At stages 2 and 3 the gradients of a layer 
 layers later. With several micro-batches the shard accumulates them in real; with one, the shard has the type of the
 gradients (stored_gradients). At stage 3 the parameters of a layer live in one of two buffers too, and the next layer is
 prefetched. Order and rounding of sums: comm.h. With MPI they do not depend on the stage: a step of one micro-batch has
-the same bits at every stage. Bytes sent: traffic.h.
+the same bits at every stage.
 With --offload the host owns the state that it holds, at any number of ranks. A bucket of parameters is uploaded to its
 buffer before it is all-gathered, one layer ahead. A bucket of gradients leaves its buffer for host memory when its
 backward and its reduction are done.
@@ -25,10 +25,6 @@ backward and its reduction are done.
 Sums over micro-batches are computed on the device. fp32 sums of P parameters then move 4 P bytes each way over the link
 for a micro-batch: at 25 GB/s, both ways at once, 0.16 ns a parameter. Sums on the host would move 2 P bytes over the
 link; to add them would read and write 10 P bytes of host memory: at 50 GB/s 0.2 ns a parameter.
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param, zero_grad, zero_param_name,
-         zero_owned_params, zero_owned_grads, zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all,
-         zero_params_changed, zero_micro_step, zero_grad_mode, zero_grads_prefetch, zero_grads_acquire,
-         zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
 */
 #pragma once
 #include "llmc/ops.h"            // IWYU pragma: export
@@ -54,7 +50,7 @@ typedef struct {
     CommWork *gathers, *reductions;
     // --offload: the latest copy of each buffer; 0: none, or waited for
     CopyWork param_copies[BUCKET_BUFFERS], grad_copies[BUCKET_BUFFERS];
-    int buffered[2];  // buffers_params: the bucket in each layer buffer; 0: none
+    int buffered[2];  // buffers_params: the bucket in each layer buffer, or NO_BUCKET
 } Zero;
 
 // dp: a group of layout.sharding.dp_size ranks
@@ -155,7 +151,7 @@ static inline void zero_poison_grads(const Zero *z, int bucket) {
 
 // Marks both layer buffers empty.
 static inline void zero_empty_buffers(Zero *z) {
-    z->buffered[0] = z->buffered[1] = 0;
+    z->buffered[0] = z->buffered[1] = NO_BUCKET;
     if (!buffers_params(&z->layout.sharding)) { return; }
     size_t first = bucket_buffer(&z->layout, 1), end = bucket_buffer(&z->layout, num_buckets(&z->layout) - 1);
     device_poison(z->device, zero_params(z, 1), (end - first) * sizeof(floatX), z->ex);
@@ -186,7 +182,8 @@ static inline void zero_gather(Zero *z, int bucket) {
 
 // Stage 3 or --offload 3: a layer is uploaded and all-gathered each time it is read.
 static inline bool zero_gathers_layers(const Zero *z, int bucket) {
-    return buffers_params(&z->layout.sharding) && bucket_kind(&z->layout, bucket) == LAYER_BUCKET;
+    return bucket != NO_BUCKET && buffers_params(&z->layout.sharding) &&
+           bucket_kind(&z->layout, bucket) == LAYER_BUCKET;
 }
 
 // Begins to all-gather a layer, unless it is in its buffer.
@@ -266,8 +263,8 @@ static inline void zero_grad_copy_wait(Zero *z, int bucket) {
     *zero_grad_copy(z, bucket) = 0;
 }
 
-// --offload 2: begins to copy gradients of a bucket between host memory and their buffer. At stages 2 and 3 that is
-// this rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
+// --offload 2: begins to copy a bucket's gradients between host memory and their buffer. Copies this rank's chunk at
+// stages 2 and 3, and in stage 1's last micro-step; otherwise the whole bucket.
 static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
     Bucket b = param_bucket(&z->layout, bucket);
     bool shards = shards_gradients(&z->layout.sharding);
@@ -328,8 +325,8 @@ static inline void zero_bucket_grads_wait(Zero *z, int bucket) {
     if (buffers_gradients(&z->layout.sharding)) { zero_store_grads(z, bucket); }
 }
 
-// Begins to reduce a bucket's gradients, which the backward has enqueued. Gradients in buffers then wait for
-// bucket + 1, reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
+// Begins to reduce a bucket's gradients, which the backward has enqueued. If gradients are in buffers, it then waits
+// for bucket + 1: the next layer of the backward is about to overwrite its buffer.
 static inline void zero_reduce_bucket(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
     bool shards = shards_gradients(&z->layout.sharding), offloads = zero_offloads_grads(z);

@@ -1,21 +1,17 @@
-/*
-The backends, and the choice between them: CPU, CUDA, and the textbook implementations on the CPU.
-defines: CPU_LEVEL, cpu_backend, reference_backend, gpu_backend (NULL without CUDA), cuda_gpu (in builds with CUDA),
-         DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN, why_no_gpu, backend_choose, is_on_this_machine,
-         backend_share_autotune_cache
-*/
+// The backends, and the choice between them: CPU, CUDA, and the reference implementations on the CPU.
 #pragma once
 #include "llmc/shapes/params.h"
 #include "llmc/shapes/slices.h"
 #include "llmc/memory/backend.h"
 #include "llmc/common/cache_file.h"
 #include "llmc/cpu_ops.h"
+#include "llmc/gemm.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/gpus.h"
 #include <omp.h>
 #ifdef HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
-#include "llmc/early_launches.cuh"
+#include "llmc/pdl.cuh"
 #endif
 
 // in a program for many CPUs: a comma and the CPU level of this copy, such as ", x86-64-v3"; otherwise ""
@@ -41,7 +37,7 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d thread%s%s", threads, plural_s((uint64_t)threads), CPU_LEVEL);
 }
 
-static inline void reference_describe(char *text, size_t room) { snprintf(text, room, "cpu, textbook operations"); }
+static inline void reference_describe(char *text, size_t room) { snprintf(text, room, "cpu, reference operations"); }
 
 static inline int cpu_capability(void) { return 0; }
 
@@ -50,14 +46,14 @@ static inline double cpu_peak_flops(bool tf32) {
     return 0;
 }
 
-#define CPU_BACKEND(table, describes)                                                                                  \
+#define CPU_BACKEND(table, bf16_inputs, describes)                                                                     \
     {                                                                                                                  \
-        .ops = &(table), .device = &cpu_device, .matmul_workspace_bytes = cpu_scratch_bytes,                           \
-        .partials_bytes = cpu_scratch_bytes, .open = cpu_open, .close = cpu_close, .describe = (describes),            \
-        .capability = cpu_capability, .peak_flops = cpu_peak_flops,                                                    \
+        .ops = &(table), .device = &cpu_device, .takes_bf16_inputs = (bf16_inputs),                                    \
+        .matmul_workspace_bytes = cpu_scratch_bytes, .partials_bytes = cpu_scratch_bytes, .open = cpu_open,            \
+        .close = cpu_close, .describe = (describes), .capability = cpu_capability, .peak_flops = cpu_peak_flops,       \
     }
-static const Backend cpu_backend = CPU_BACKEND(cpu_ops, cpu_describe);
-static const Backend reference_backend = CPU_BACKEND(reference_ops, reference_describe);
+static const Backend cpu_backend = CPU_BACKEND(cpu_ops, DT_FLOATX == DT_F32 && GEMM_HAS_BF16, cpu_describe);
+static const Backend reference_backend = CPU_BACKEND(reference_ops, false, reference_describe);
 
 #ifdef HAVE_CUDA
 static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -89,14 +85,14 @@ static inline bool cuda_takes_tf32(bool wanted) { return wanted && DT_FLOATX == 
 
 static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes,
                              bool tf32) {
-    char path[2 * PATH_LENGTH];
+    char path[PATH_LENGTH];
     struct cudaDeviceProp gpu;
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
                                             cuda_takes_tf32(tf32), cache_path(path, AUTOTUNE_CACHE, "autotune.txt"));
     ex->cuda->matmuls->fallback = ex->fallback.level[FALLBACK_MATMUL];
-    early_launches_try(ex);
+    pdl_try(ex);
 }
 
 static inline void cuda_close(Exec *ex) {
@@ -125,7 +121,6 @@ static inline int cuda_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-// the GPU of this process
 static inline GpuModel cuda_gpu(void) {
     struct cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, cuda_current_device()));
@@ -142,7 +137,7 @@ static inline double cuda_peak_flops(bool tf32) {
 }
 
 // Stops the program if its kernels are not for this GPU. bf16 needs the tensor cores of sm_80.
-static inline void cuda_check_capability(void) {
+static inline void require_capability(void) {
     bool bf16_build = DT_FLOATX == DT_BF16;
     int needed = bf16_build ? 80 : 75, found = cuda_capability();
     if (found >= needed) { return; }
@@ -165,14 +160,14 @@ static const Backend cuda_backend = {
     .peak_flops = cuda_peak_flops,
 };
 static const Backend *const gpu_backend = &cuda_backend;
-#define DEVICES_BUILT_IN "cpu cuda"
+enum { BUILT_WITH_CUDA = true };
 
 static inline void share_bytes(void *bytes, size_t count, void *world) {
     comm_broadcast_host(bytes, count, 0, static_cast<Comm *>(world));
 }
 #else
 static const Backend *const gpu_backend = NULL;
-#define DEVICES_BUILT_IN "cpu"
+enum { BUILT_WITH_CUDA = false };
 #endif
 
 // All ranks use rank 0's cuBLASLt algorithms. They run the same matmuls in the same order.
@@ -186,41 +181,26 @@ static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA, DEVICE_REFERENCE } DeviceChoice;  // in the order of DEVICE_CHOICES
 #define DEVICE_CHOICES "auto cpu cuda reference"
 
-// why --device auto of a CUDA build is the CPU, or ""
-static inline const char *why_no_gpu(DeviceChoice choice) {
-    const char *why = "";
+// "", or why the program has no GPU
+static inline const char *why_no_gpu(void) {
+    const char *why = "it was built without CUDA; make DEVICE=cuda builds it in, with nvcc";
 #ifdef HAVE_CUDA
-    if (choice == DEVICE_AUTO && cuda_device_count(&why) > 0) { why = ""; }
+    if (cuda_device_count(&why) > 0) { return ""; }
 #endif
-    (void)choice;
-    return why;
+    return *why ? why : "CUDA finds none";
 }
 
 // The backend that --device asks for. here: it runs on this machine; false for --plan.
 static inline const Backend *backend_choose(DeviceChoice choice, bool here) {
     if (choice == DEVICE_REFERENCE) { return &reference_backend; }
-#ifdef HAVE_CUDA
-    const char *why = "";
     if (choice == DEVICE_CPU) { return &cpu_backend; }
-    if (!here && choice == DEVICE_CUDA) { return &cuda_backend; }
-    if (cuda_device_count(&why) > 0) {
-        if (here) { cuda_check_capability(); }
-        return &cuda_backend;
-    }
-    if (choice == DEVICE_CUDA) {
+    const char *why = why_no_gpu();
+    if (choice == DEVICE_AUTO && *why) { return &cpu_backend; }
+    if (*why && (here || !BUILT_WITH_CUDA)) {
         input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
     }
-#else
-    if (choice == DEVICE_CUDA) {
-        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc; or "
-                    "give --device cpu");
-    }
+#ifdef HAVE_CUDA
+    if (here) { require_capability(); }
 #endif
-    (void)here;
-    return &cpu_backend;
-}
-
-// false: a backend that --plan takes, without a GPU here
-static inline bool is_on_this_machine(const Backend *backend) {
-    return !is_gpu(backend) || backend == backend_choose(DEVICE_AUTO, true);
+    return gpu_backend;
 }

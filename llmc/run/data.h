@@ -1,23 +1,17 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, HellaSwag's examples, and the data in
 state.json.
-defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_vocab, data_open, check_text_fits,
-         data_find_tokenizer, data_open_loaders, data_check_ids, data_open_hellaswag, check_same_data, data_close,
-         data_last_step, data_epoch_rest, data_val_tokens, data_state_add, data_state_check, data_state_seek
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/file_kind.h"
-#include "llmc/common/floatx.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/json_file.h"
-#include "llmc/data/corpus.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/examples.h"
 #include "llmc/data/hellaswag.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
-#include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/model_source.h"
@@ -29,14 +23,12 @@ defines: RunData, data_are_examples, data_are_bytes, args_for_examples, data_voc
 
 typedef struct {
     TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
-    bool by_default;                           // -i was not given: llm.c's default files
-    bool default_model;                        // -i and -e were not given: llm.c's default model
     char fingerprint[17];                      // of train_files; for examples, also of their tokenizer
     char val_fingerprint[17];                  // of val_files
     uint64_t tokenizer_fingerprint;            // for examples, else 0
-    bool has_examples;  // -i names .jsonl files: the loaders read train_rows and val_rows; files gives the fingerprint
+    bool has_examples;  // -i names .jsonl files: the loaders read examples, and `files` gives the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
-    ExampleRows train_rows, val_rows;
+    PackedExamples train_packed, val_packed;
     DataLoader train_loader, val_loader;
     HellaSwag hellaswag;
     const char *hellaswag_path;  // NULL without -h 1
@@ -51,7 +43,7 @@ static inline bool data_are_examples(const TokenFiles *files) {
     return json > 0;
 }
 
-// token_files_open; also stops at a binary file
+// As token_files_open, but refuses binary files.
 static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
     TokenFiles files = token_files_open(flag, pattern);
     for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
@@ -60,33 +52,10 @@ static inline TokenFiles data_open_files(const char *flag, const char *pattern) 
     return files;
 }
 
-// The notes on text that is read as bytes, of its first 64 MiB: on bytes that are not UTF-8, and on <|endoftext|>.
-static inline void print_byte_notes(const char *flag, const char *pattern) {
-    Corpus corpus = corpus_open(flag, pattern, NULL, 0);
-    CorpusPiece piece;
-    while (corpus.bytes_read < 64 << 20 && corpus_read(&corpus, &piece)) {}
-    print_bad_bytes(stdout, &corpus);
-    uint64_t found = corpus.specials + corpus.separators;
-    if (found) {
-        printf("note      %s %s: %" PRIu64
-               " <|endoftext|> are read as 13 bytes each; --tokenize ends a document there\n",
-               flag, pattern, found);
-    }
-    corpus_close(&corpus);
-}
-
 // True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// Makes -gd auto fp32 for examples, and stops at -gd bf16: each example would round the position embeddings' gradient.
-static inline void args_for_examples(TrainArgs *a, bool examples) {
-    if (examples && DT_FLOATX == DT_BF16 && a->gradients == GRADIENTS_AUTO) { a->gradients = GRADIENTS_FP32; }
-    if (examples && a->gradients == GRADIENTS_BF16) {
-        input_error("-gd bf16 would round wpe's gradient for each example in -i; give -gd auto, fp32 for examples");
-    }
-}
-
-// The vocabulary of the files of -i; for examples, that of the tokenizer that encodes them.
+// The size of the vocabulary of -i. Examples have that of the tokenizer that encodes them.
 static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     char path[PATH_LENGTH];
     if (!data_are_examples(files)) { return files->vocab_size; }
@@ -98,24 +67,13 @@ static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     return vocab_size;
 }
 
-// Without -i, takes llm.c's default data and, without -e, llm.c's default model, if these files exist.
-static inline void use_defaults(RunData *d, TrainArgs *a) {
-    static const char train[] = "dev/data/tinyshakespeare/tiny_shakespeare_train.bin";
-    static const char val[] = "dev/data/tinyshakespeare/tiny_shakespeare_val.bin";
-    static const char model[] = "gpt2_124M_bf16.bin";  // in the current folder
-    d->by_default = !a->train_data && access(train, F_OK) == 0 && (a->val_data || access(val, F_OK) == 0);
-    d->default_model = d->by_default && !a->model && access(model, F_OK) == 0;
-    if (d->by_default) { a->train_data = train; }
-    if (d->by_default && !a->val_data) { a->val_data = val; }
-    if (d->default_model) { a->model = model; }
-}
-
 static inline const char *data_kind(const TokenFiles *files) {
-    return data_are_examples(files) ? "examples as JSON lines" : token_files_kind(files);
+    if (data_are_examples(files)) { return "examples as JSON lines"; }
+    return token_files_are_text(files) ? "text" : "token shards";
 }
 
 // Stops unless -i and -j are data of one kind.
-static inline void data_check_same_kind(const RunData *d, const TrainArgs *a) {
+static inline void require_same_kind(const RunData *d, const TrainArgs *a) {
     const char *train = data_kind(&d->train_files), *val = data_kind(&d->val_files);
     if (strcmp(train, val) != 0) {
         input_error("-i %s is %s, but -j %s is %s; give files of one kind", a->train_data, train, a->val_data, val);
@@ -126,42 +84,35 @@ static inline void data_check_same_kind(const RunData *d, const TrainArgs *a) {
     }
 }
 
-// text = token_files_fingerprint in digits; with examples, which a tokenizer encodes, of its fingerprint too (else 0)
+// text = the fingerprint of the files, in digits. tokenizer: that of the tokenizer that encodes examples; 0: none
 static inline void data_fingerprint(char text[17], const TokenFiles *files, bool named, uint64_t tokenizer) {
     hash_text(text, token_files_fingerprint(files, named));
     if (tokenizer) { hash_text(text, hash_bytes(tokenizer, text, strlen(text))); }
 }
 
 // Opens -i and -j. Without -j the last tenth of each file, or of the examples, is validation data.
-static inline void data_open(RunData *d, TrainArgs *a) {
-    char checkpoint[PATH_LENGTH];
-    if (resumed_checkpoint(checkpoint, a) < 0) { use_defaults(d, a); }  // else config.json names the data
+static inline void data_open(RunData *d, const TrainArgs *a) {
     if (!a->train_data && a->resume) {
         input_error("'%s/config.json' of -y 1 is missing or names no data; give all flags of the first start",
                     a->run_dir);
     }
-    if (!a->train_data) {
-        input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
-                    "flags)");
-    }
-    d->files = data_open_files(train_data_flag(a), a->train_data);
+    if (!a->train_data) { input_error("-i is missing; give the text, token shards or examples to train on"); }
+    d->files = data_open_files("-i", a->train_data);
     d->has_examples = data_are_examples(&d->files);
-    args_for_examples(a, d->has_examples);
     d->files.vocab_size = data_vocab(&d->files, a);
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
-        d->val_files = data_open_files(a->saved_val_data ? "-j in config.json" : "-j", a->val_data);
-        data_check_same_kind(d, a);
+        d->val_files = data_open_files("-j", a->val_data);
+        require_same_kind(d, a);
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
-    set_by_length(a, (int64_t)token_files_used(&d->train_files, a->T) / tokens_of_update(a));
     data_fingerprint(d->fingerprint, &d->train_files, false, 0);
     data_fingerprint(d->val_fingerprint, &d->val_files, false, 0);
 }
 
 // Stops if weights trained on tokens would read text as bytes: the ids of bytes are other tokens.
-static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
+static inline void require_fitting_text(const RunData *d, const TrainArgs *a, const ModelSource *source) {
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {
         input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
@@ -170,8 +121,8 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// *tokenizer = the tokenizer of the run's data. False if it is unknown, or if a model of another vocabulary reads text
-// as bytes.
+// *tokenizer = the tokenizer of the run's data. False if it is unknown, or if the data are bytes and the model has
+// another vocabulary.
 static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
     if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
     *tokenizer = given_tokenizer(a) ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
@@ -180,37 +131,26 @@ static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, c
                     "with --tokenize, or leave out --tokenizer (--tokenizer '' in a resumed run)",
                     a->train_data, a->tokenizer);
     }
-    if (vocab_size == BYTE_VOCABULARY) { return true; }
-    tokenizer_free(tokenizer);
-    if (*a->prompt) {  // no --tokenizer would help
-        input_error(
-            "--prompt needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape with "
-            "the data's vocabulary, such as -e l6h6c384, make token shards with --tokenize, or give --prompt ''",
-            a->train_data, vocab_size);
-    }
-    return false;
+    if (vocab_size != BYTE_VOCABULARY) { tokenizer_free(tokenizer); }
+    return vocab_size == BYTE_VOCABULARY;
 }
 
-// Loads and packs the examples of -i and -j.
-static inline void data_open_examples(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer) {
-    if (!tokenizer) {
-        input_error("-i %s holds text, but the model's tokenizer is not known: give it with --tokenizer",
-                    a->train_data);
-    }
+static inline void data_open_examples(RunData *d, const TrainArgs *a, int V, const Tokenizer *tokenizer) {
+    require_tokenizer(tokenizer, "-i", a->train_data, V);
     d->tokenizer_fingerprint = tokenizer_fingerprint(tokenizer);
     data_fingerprint(d->fingerprint, &d->train_files, false, d->tokenizer_fingerprint);
-    d->examples = examples_load("-i", a->train_data, tokenizer, a->T, a->skip_bad);
+    d->examples = examples_load("-i", a->train_data, tokenizer, a->T);
     int count = d->examples.count, held_out = a->val_data ? 0 : count / 10;
     if (!a->val_data && held_out == 0 && a->val_every > 0) {
         input_error("-i %s holds %d examples, too few to hold out a tenth for validation; give -j, or -v 0",
                     a->train_data, count);
     }
-    d->train_rows = example_rows_pack(&d->examples, 0, count - held_out);
+    d->train_packed = examples_pack(&d->examples, 0, count - held_out);
     if (a->val_data) {
-        d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T, a->skip_bad);
-        d->val_rows = example_rows_pack(&d->val_examples, 0, d->val_examples.count);
+        d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T);
+        d->val_packed = examples_pack(&d->val_examples, 0, d->val_examples.count);
     } else if (held_out > 0) {
-        d->val_rows = example_rows_pack(&d->examples, count - held_out, count);
+        d->val_packed = examples_pack(&d->examples, count - held_out, count);
     }
 }
 
@@ -219,59 +159,61 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
                                      const Comm *dp) {
     uint64_t seed = (uint64_t)a->seed;
     if (d->has_examples) {
-        data_open_examples(d, a, tokenizer);
-        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, false, seed, dp->rank, dp->size);
+        data_open_examples(d, a, V, tokenizer);
+        dataloader_open_examples(&d->train_loader, &d->train_packed, a->B, false, seed, dp->rank, dp->size);
         if (a->val_every == 0) { return; }
-        dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
+        dataloader_open_examples(&d->val_loader, &d->val_packed, a->B, true, 0, dp->rank, dp->size);
     } else {
         dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, seed, dp->rank, dp->size, V);
         if (a->val_every == 0) { return; }
         dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
-        dataloader_check_ids(&d->val_loader, INFINITY);
+        require_ids(&d->val_loader, INFINITY);
     }
 }
 
 // Stops at a bad token id in the data of the next `steps` updates. A start checks all steps, a longer resume once more.
-static inline void data_check_ids(RunData *d, const TrainArgs *a, long long steps) {
+static inline void require_data_ids(RunData *d, const TrainArgs *a, long long steps) {
     double end = (double)d->train_loader.position + (double)steps * (double)tokens_of_update(a) / a->T;
-    if (!d->has_examples) { dataloader_check_ids(&d->train_loader, end); }
+    if (!d->has_examples) { require_ids(&d->train_loader, end); }
 }
 
 // -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval
 // file. Without either file the run goes on without the score, as llm.c's does.
 static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer, int V) {
-    if (!a->hellaswag) { return; }
     bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
-    if (has_json && !tokenizer && !has_bin) {
-        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: %s", V,
-                    tokenizer_advice(V));
+    if (!a->hellaswag || (!has_json && !has_bin)) { return; }
+    if (has_json && (tokenizer || !has_bin)) {
+        require_tokenizer(tokenizer, "-h 1:", HELLASWAG_JSON, V);
+        d->hellaswag_path = HELLASWAG_JSON;
+        d->hellaswag = hellaswag_read_json("-h 1", HELLASWAG_JSON, tokenizer, a->T);
+    } else {
+        d->hellaswag_path = HELLASWAG_BIN;
+        d->hellaswag = hellaswag_read_bin("-h 1", HELLASWAG_BIN, a->T, V);
     }
-    if (!has_json && !has_bin) { return; }
-    bool json = has_json && tokenizer;
-    d->hellaswag_path = json ? HELLASWAG_JSON : HELLASWAG_BIN;
-    d->hellaswag = json ? hellaswag_read_json("-h 1", HELLASWAG_JSON, tokenizer, a->T)
-                        : hellaswag_read_bin("-h 1", HELLASWAG_BIN, a->T, V);
 }
 
-// Stops unless every rank reads the same files.
-static inline void check_same_data(const RunData *d, Comm *world) {
-    cJSON *data = cJSON_CreateObject();
-    cJSON_AddStringToObject(data, "training set", d->fingerprint);
-    cJSON_AddStringToObject(data, "validation set", d->val_fingerprint);
-    if (d->hellaswag_path) { add_hash(data, d->hellaswag_path, hash_file(0, "-h", d->hellaswag_path)); }
-    check_all_have(world, data, "all ranks need the same -i, -j and HellaSwag files");
+// Stops unless every rank reads the same model and data. state: what else must be equal; deletes it.
+static inline void require_same_input(cJSON *state, const RunData *d, const ModelSource *source, Comm *world) {
+    const char *advice = "all ranks need the same files at -e, -o, -i, -j and for HellaSwag";
+    cJSON *input = cJSON_CreateObject();
+    uint64_t model = hash_bytes(0, &source->config, sizeof source->config);
+    if (source->has_weights) { model = hash_weights(model, &source->weights.file); }
+    add_hash(input, "model", model);
+    cJSON_AddStringToObject(input, "training set", d->fingerprint);
+    cJSON_AddStringToObject(input, "validation set", d->val_fingerprint);
+    if (d->hellaswag_path) { add_hash(input, d->hellaswag_path, hash_file(0, "-h", d->hellaswag_path)); }
+    require_same_items(world, input, advice);
+    require_same_items(world, state, advice);
 }
 
 static inline void data_close(RunData *d, const TrainArgs *a) {
     dataloader_close(&d->train_loader);
     if (a->val_every > 0) { dataloader_close(&d->val_loader); }
     hellaswag_close(&d->hellaswag);
-    if (d->has_examples) {
-        example_rows_free(&d->train_rows);
-        example_rows_free(&d->val_rows);
-        examples_free(&d->examples);
-        examples_free(&d->val_examples);
-    }
+    packed_free(&d->train_packed);
+    packed_free(&d->val_packed);
+    examples_free(&d->examples);
+    examples_free(&d->val_examples);
     token_files_close(&d->val_files);
     token_files_close(&d->train_files);
     token_files_close(&d->files);
@@ -280,7 +222,8 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
 // The tokens of one epoch. A file ends with less than a sequence, so the last update may take its last sequences from
 // the next epoch.
 static inline int64_t data_epoch_tokens(const RunData *d, const TrainArgs *a) {
-    return d->has_examples ? (int64_t)d->train_rows.num_rows * a->T : (int64_t)token_files_used(&d->train_files, a->T);
+    return d->has_examples ? (int64_t)d->train_packed.num_sequences * a->T
+                           : (int64_t)token_files_used(&d->train_files, a->T);
 }
 
 // The step at which the first epoch ends, at least 1: what is left of it at the loader's position after `step` steps,
@@ -293,13 +236,13 @@ static inline long long data_last_step(const RunData *d, const TrainArgs *a, lon
     return last > 0 ? last : 1;
 }
 
-// the sequences of the first epoch that a run at `step` leaves unread when it ends after `last` steps
+// The sequences of the first epoch that stay unread if a run, now at `step`, ends after `last` steps.
 static inline int64_t data_epoch_rest(const RunData *d, const TrainArgs *a, long long step, long long last) {
     int64_t read = (int64_t)d->train_loader.position * a->T + (last - step) * tokens_of_update(a);
     return (data_epoch_tokens(d, a) - read) / a->T;
 }
 
-// the tokens that each validation scores: those of its -m micro-batches, or of all
+// The tokens of a validation: of -m micro-batches, or of all.
 static inline uint64_t data_val_tokens(const RunData *d, const TrainArgs *a) {
     const DataLoader *l = &d->val_loader;
     if (a->val_every == 0) { return 0; }
@@ -307,7 +250,7 @@ static inline uint64_t data_val_tokens(const RunData *d, const TrainArgs *a) {
     return dataloader_targets(l, 0, a->val_batches < 0 || asked > all ? all : asked);
 }
 
-// ---- the data in state.json: the position, and the settings and files that give the position its tokens
+// ---- the data in state.json: the position, and the settings and files that decide which tokens are there
 
 static inline void data_state_add(cJSON *state, const RunData *d, const TrainArgs *a) {
     cJSON_AddNumberToObject(state, "position", (double)d->train_loader.position);
@@ -319,7 +262,7 @@ static inline void data_state_add(cJSON *state, const RunData *d, const TrainArg
     cJSON_AddBoolToObject(state, "validation_held_out", !a->val_data);
 }
 
-// True if the files are those of a fingerprint in state.json. Versions up to 1.0 counted the names of the files too.
+// True if `saved`, of state.json, is the fingerprint of these files. Versions up to 1.0 hashed their names too.
 static inline bool same_fingerprint(const char *saved, const char *now, const TokenFiles *files, uint64_t tokenizer) {
     char named[17];
     if (!saved || strcmp(saved, now) == 0) { return saved != NULL; }
@@ -328,7 +271,7 @@ static inline bool same_fingerprint(const char *saved, const char *now, const To
 }
 
 // Stops if a resumed run would read other data, or in another order. file: the path of state.json, for messages.
-static inline void data_state_check(const cJSON *state, const RunData *d, const TrainArgs *a, const char *file) {
+static inline void require_same_data_state(const cJSON *state, const RunData *d, const TrainArgs *a, const char *file) {
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
     int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);
     if (T != a->T || seed != a->seed) {

@@ -1,13 +1,12 @@
 /*
 Evaluation of a model: the validation loss, HellaSwag, and --eval, which scores a file.
-defines: EvalModel, Validation, validate, score_hellaswag, EvalFile, eval_open, eval_run, eval_close
 
-Text        Every token of a document is scored once. The context of the first token is end-of-text; for bytes, a
-            newline. Each window predicts the next -t tokens, the last one the rest, and reads the -t tokens before its
-            last token. These are the windows of lm-eval's loglikelihood_rolling.
-Documents   a file of text, a line of JSON, or a token shard. An end-of-text at the start of a shard is context only.
-            Another one in a shard is scored, and counts no bytes.
-Batches     Sequences are packed one after another into a micro-batch, each with positions and attention of its own.
+Text        Every token of a document is scored once. The first one is predicted from end-of-text, or from a newline in
+            a byte model. A window predicts the next -t tokens, or what is left of the document, and the model reads the
+            -t tokens before the last one, as in lm-eval's loglikelihood_rolling.
+Documents   A document is a text file, a line of JSON or a token shard. If a shard begins with end-of-text, we only read
+            that token as context. Other end-of-text tokens are scored, but have no bytes.
+Batches     Sequences are packed one after another into a micro-batch, each with its own positions and attention.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -20,26 +19,25 @@ Batches     Sequences are packed one after another into a micro-batch, each with
 #include "llmc/data/hellaswag.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 #include "llmc/shapes/params.h"
 
-// a model as an evaluation sees it
+// A model as an evaluation sees it.
 typedef struct {
     void *model;
     const Groups *groups;
     int B, T;  // a micro-batch has at most B*T positions, and sequences of at most T
     int vocab_size;
-    // The mean loss of the rows of a micro-batch (B,T). losses (B,T): NULL, or the loss at each position, on the host.
+    // Returns the mean loss of a micro-batch (B,T). losses (B,T), on the host: the loss at each position, or NULL.
     real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                  real *losses);
-    double (*sum)(void *model, double x);  // over the data-parallel ranks, in fp32
+    double (*sum)(void *model, double x);  // sums x over the data-parallel ranks, in fp32
 } EvalModel;
 
 // ---- validation
 
-// (V) the bytes of each token, special ones 0; the caller frees them. In a vocabulary of bytes every token has one.
+// Returns the number of bytes of each token (V), which is 0 for special tokens. The caller frees the array.
 static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
     int *bytes = (int *)xcalloc((size_t)V, sizeof *bytes);
     for (int id = 0; id < V; id++) {
@@ -54,12 +52,12 @@ static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
 static inline double eval_bits_per_byte(double nats, double bytes) { return bytes > 0 ? nats / log(2) / bytes : NAN; }
 
 typedef struct {
-    double loss, bits_per_byte;  // in nats per token; NAN if the tokenizer is unknown
+    double loss, bits_per_byte;  // loss: in nats per token
 } Validation;
 
-// Scores val_batches micro-batches of the loader, -1 for all. Ranks take them in turn, so the tokens do not depend on
-// the number of ranks. Every rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are
-// ignored. A row without a target has no loss. tokenizer: NULL if unknown
+// Scores val_batches micro-batches of the loader, or all if it is -1. Ranks take turns, so the same tokens are scored
+// with any number of ranks. A forward all-gathers weights with -z 3, so every rank runs the same number of forwards,
+// and a rank without a micro-batch ignores its loss. If the tokenizer is NULL, bits_per_byte is NAN.
 static inline Validation validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer) {
     int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;
     int64_t all = (int64_t)dataloader_batches(loader);
@@ -73,10 +71,12 @@ static inline Validation validate(const EvalModel *m, DataLoader *loader, int va
         double loss = (double)m->loss(m->model, B, T, loader->inputs, loader->targets, loader->packed, NULL);
         if (i + rank >= batches) { continue; }
         sum += loss;
-        targets += (double)loader->num_targets / (double)positions;
-        for (size_t n = 0; token_bytes && n < positions; n++) {
-            if (loader->targets[n] >= 0) { bytes += token_bytes[loader->targets[n]]; }
+        int scored = 0;
+        for (size_t n = 0; n < positions; n++) {
+            scored += loader->targets[n] >= 0;
+            if (token_bytes && loader->targets[n] >= 0) { bytes += token_bytes[loader->targets[n]]; }
         }
+        targets += (double)scored / (double)positions;
     }
     free(token_bytes);
     sum = m->sum(m->model, sum);
@@ -91,7 +91,7 @@ typedef struct {
     const EvalModel *m;
     int *inputs, *targets;  // (B,T) target -1: no loss
     Range *sequences;       // (num_sequences)
-    double **sums;          // (num_sequences) where the losses of each sequence are added
+    double **sums;          // (num_sequences) where to add the losses of each sequence
     int num_sequences;
     size_t used;  // positions
     real *losses;
@@ -124,7 +124,7 @@ static inline bool score_batch_fits(const ScoreBatch *b, int length) {
     return b->used + (size_t)length - 1 <= score_batch_positions(b->m);
 }
 
-// Adds a sequence of 2 to T + 1 tokens that fits. score_batch_run adds the losses of its last `scored` tokens to *sum.
+// Adds 2 to T + 1 tokens, which must fit. score_batch_run adds the losses of the last `scored` ones to *sum.
 static inline void score_batch_add(ScoreBatch *b, const int *ids, int length, int scored, double *sum) {
     Range range = {b->used, (size_t)length - 1};
     for (int i = 1; i < length; i++, b->used++) {
@@ -135,8 +135,8 @@ static inline void score_batch_add(ScoreBatch *b, const int *ids, int length, in
     b->sums[b->num_sequences++] = sum;
 }
 
-// Scores the sequences that were added, and removes them. Without any it makes a forward all the same, for -z 3. With
-// -tp the micro-batch has all B rows, since each rank needs one; else as few as hold the sequences.
+// Scores the added sequences and empties the batch. An empty batch runs a forward too, since with -z 3 other ranks wait
+// for this one. With -tp it has all B rows, since each rank needs some; otherwise just enough.
 static inline void score_batch_run(ScoreBatch *b) {
     const EvalModel *m = b->m;
     size_t T = (size_t)m->T, rows = m->groups->tp->size > 1 ? (size_t)m->B : b->used ? (b->used + T - 1) / T : 1;
@@ -161,8 +161,8 @@ static inline void score_batch_run(ScoreBatch *b) {
 
 // ---- HellaSwag
 
-// The sums of the losses of each row's scored tokens (num_rows), which the caller frees. Data-parallel ranks take the
-// examples in turn, and have 0 for those of others. A signal leaves the rest unscored.
+// Returns the summed loss of each row's scored tokens (num_rows); the caller frees it. Data-parallel ranks take turns,
+// and the rows of other ranks stay 0. If a signal arrives, the remaining rows stay 0 too.
 static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *set) {
     double *sums = (double *)xcalloc((size_t)set->num_rows, sizeof *sums);
     ScoreBatch batch = score_batch_open(m);
@@ -177,11 +177,12 @@ static inline double *score_hellaswag_rows(const EvalModel *m, const HellaSwag *
         score_batch_run(&batch);
         progress_show("HellaSwag", done, set->num_rows);
     }
+    progress_show("HellaSwag", -1, 0);
     score_batch_close(&batch);
     return sums;
 }
 
-// The share of the examples whose true ending has the lowest mean loss, over all data-parallel ranks.
+// Returns the accuracy over all data-parallel ranks: in how many examples the true ending has the lowest mean loss.
 static inline double score_hellaswag(const EvalModel *m, const HellaSwag *set) {
     double correct = 0, *sums = score_hellaswag_rows(m, set);
     for (int e = m->groups->dp->rank; e < hellaswag_examples(set); e += m->groups->dp->size) {
@@ -196,7 +197,7 @@ static inline double score_hellaswag(const EvalModel *m, const HellaSwag *set) {
 typedef struct {
     ScoreBatch batch;
     int *window;        // the last tokens of the document, room for 2 * T
-    int held, pending;  // tokens in the window, and tokens of them that are not scored yet
+    int held, pending;  // tokens in the window, and how many of them are not scored yet
     double nats;
     uint64_t documents, tokens, bytes;
 } TextScore;
@@ -213,8 +214,8 @@ static inline void score_text_close(TextScore *s) {
     free(s->window);
 }
 
-// Scores the pending tokens in a window of at most T tokens before the last token. The next window reads at most the
-// last T of these tokens.
+// Scores the pending tokens: the model reads at most T tokens before the last one. The last T tokens stay in the
+// window, as context of the next ones.
 static inline void score_text_window(TextScore *s) {
     int T = s->batch.m->T, length = s->held < T + 1 ? s->held : T + 1, kept = s->held < T ? s->held : T;
     if (s->pending == 0) { return; }
@@ -226,7 +227,7 @@ static inline void score_text_window(TextScore *s) {
     s->pending = 0;
 }
 
-// Begins a document with a token that is context only.
+// Begins a document. The model reads `context`, which is not scored.
 static inline void score_text_begin(TextScore *s, int context) {
     s->window[0] = context;
     s->held = 1;
@@ -243,38 +244,38 @@ static inline void score_text_tokens(TextScore *s, const int *ids, size_t count)
 
 // ---- --eval
 
-// Either hellaswag has rows, or shards has files, or the file is text.
+// The file holds HellaSwag's examples, token shards or text; the other two members are empty.
 typedef struct {
     const TrainArgs *args;
-    bool has_tokenizer;
-    Tokenizer tokenizer;
+    const Tokenizer *tokenizer;  // NULL: unknown
     HellaSwag hellaswag;
     TokenFiles shards;
     Corpus text;
 } EvalFile;
 
-// Opens --eval for a model: reads HellaSwag whole. Stops at bad input. Close with eval_close.
-static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *c) {
+// Opens the file of --eval, and reads HellaSwag whole. tokenizer: NULL if unknown. Close with eval_close.
+static inline void eval_open(EvalFile *f, const TrainArgs *a, const GPT2Config *c, const Tokenizer *tokenizer) {
     memset(f, 0, sizeof *f);
     f->args = a;
-    f->has_tokenizer = find_tokenizer(&f->tokenizer, a, c->vocab_size);
+    f->tokenizer = tokenizer;
     if (file_kind(a->eval) == FILE_HELLASWAG) {
         f->hellaswag = hellaswag_read_bin("--eval", a->eval, a->T, c->vocab_size);
-    } else if (token_files_match_shards(a->eval)) {
+        return;
+    }
+    if (kind_of_first(a->eval) == FILE_TOKENS) {
         f->shards = token_files_open("--eval", a->eval);
-    } else if (!f->has_tokenizer) {
-        input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", a->eval, c->vocab_size,
-                    tokenizer_advice(c->vocab_size));
-    } else if (hellaswag_is_json(a->eval)) {
-        f->hellaswag = hellaswag_read_json("--eval", a->eval, &f->tokenizer, a->T);
+        return;
+    }
+    require_tokenizer(tokenizer, "--eval", a->eval, c->vocab_size);
+    if (hellaswag_is_json(a->eval)) {
+        f->hellaswag = hellaswag_read_json("--eval", a->eval, tokenizer, a->T);
     } else {
-        f->text = corpus_open("--eval", a->eval, a->field, a->skip_bad);
-        f->text.tokenizer = &f->tokenizer;
+        f->text = corpus_open("--eval", a->eval, a->field);
+        f->text.tokenizer = tokenizer;
     }
 }
 
 static inline void eval_close(EvalFile *f) {
-    if (f->has_tokenizer) { tokenizer_free(&f->tokenizer); }
     if (f->shards.files) { token_files_close(&f->shards); }
     if (f->text.paths) { corpus_close(&f->text); }
     hellaswag_close(&f->hellaswag);
@@ -288,9 +289,9 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
     TokenizerEncoder encoder;
     memset(&encoder, 0, sizeof encoder);
     for (bool inside = false; corpus_next(&f->text, &piece);) {
-        if (!inside && (piece.bytes > 0 || piece.ends_document)) { score_text_begin(s, f->tokenizer.end_of_text); }
+        if (!inside && (piece.bytes > 0 || piece.ends_document)) { score_text_begin(s, f->tokenizer->end_of_text); }
         int *ids = (int *)xmalloc((piece.bytes + 1) * sizeof *ids);
-        score_text_tokens(s, ids, tokenizer_encode_with(&f->tokenizer, &encoder, piece.text, piece.bytes, ids));
+        score_text_tokens(s, ids, tokenizer_encode_with(f->tokenizer, &encoder, piece.text, piece.bytes, ids));
         s->bytes += piece.bytes;
         free(ids);
         if (piece.ends_document) { score_text_window(s); }
@@ -303,20 +304,17 @@ static inline void eval_text(TextScore *s, EvalFile *f) {
     tokenizer_free_encoder(&encoder);
 }
 
-enum { EVAL_CHUNK_TOKENS = 64 << 10 };  // of a shard, read at once
-
-// Each shard is a document. Its first token is context only if it is end-of-text.
+// Scores each shard as a document. If its first token is end-of-text, it is only context.
 static inline void eval_shards(TextScore *s, const EvalFile *f) {
-    const uint64_t chunk = EVAL_CHUNK_TOKENS;
-    int V = s->batch.m->vocab_size, *token_bytes = f->has_tokenizer ? eval_token_bytes(&f->tokenizer, V) : NULL;
-    int *ids = (int *)xmalloc(chunk * sizeof *ids),
-        end_of_text = document_start(f->has_tokenizer ? &f->tokenizer : NULL, f->shards.vocab_size);
-    TokenReader reader = token_reader_open(&f->shards, EVAL_CHUNK_TOKENS, V);
+    const size_t chunk = 64 << 10;  // tokens read at once
+    int V = s->batch.m->vocab_size, *token_bytes = f->tokenizer ? eval_token_bytes(f->tokenizer, V) : NULL;
+    int *ids = (int *)xmalloc(chunk * sizeof *ids), end_of_text = document_start(f->tokenizer, f->shards.vocab_size);
+    TokenReader reader = token_reader_open(&f->shards, chunk, V);
     for (int file = 0; file < f->shards.num_files; file++) {
         const TokenFile *shard = &f->shards.files[file];
         score_text_begin(s, end_of_text);
         for (uint64_t at = 0; at < shard->num_tokens; at += chunk) {
-            size_t count = (size_t)(shard->num_tokens - at < chunk ? shard->num_tokens - at : chunk);
+            size_t count = shard->num_tokens - at < chunk ? (size_t)(shard->num_tokens - at) : chunk;
             if (!token_reader_read(&reader, ids, file, shard->first_token + at, count)) { token_reader_stop(&reader); }
             size_t skipped = at == 0 && ids[0] == end_of_text;
             for (size_t i = skipped; token_bytes && i < count; i++) { s->bytes += (uint64_t)token_bytes[ids[i]]; }

@@ -1,6 +1,5 @@
 /*
 --export: writes the model in -e as one file for another program. Weights keep their type.
-defines: export_model
 
 gguf      for llama.cpp: architecture gpt2, with the tokenizer in the file. llama.cpp reuses token_embd.weight as the
           classifier, so the file has no output.weight. Weights are (out, in). The position embedding and vectors are
@@ -24,6 +23,7 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
 #include "llmc/data/dataloader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
@@ -134,6 +134,7 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model) {
 
 // Opens -o.part, which gets the name -o when it is whole. -o may be new, or a file of the same format.
 static inline PartFile export_open(const TrainArgs *a, int kind) {
+    require_gelu(a->run_dir);
     if (access(a->run_dir, F_OK) == 0 && file_kind(a->run_dir) != kind) {
         input_error("-o %s exists and is no %s, expected the name of a new file; give another name", a->run_dir,
                     kind == FILE_GGUF ? "GGUF file" : "model file of llm.c");
@@ -146,30 +147,20 @@ static inline PartFile export_open(const TrainArgs *a, int kind) {
     return file;
 }
 
-// Stops unless -o is whole. error: the errno of the last write
-static inline void export_close(const TrainArgs *a, int error) {
-    if (error) {
-        run_error("could not write '%s': %s; make room or check the disk, then export again", a->run_dir,
-                  strerror(error));
-    }
-}
-
-static inline void export_gguf(const TrainArgs *a, const ModelFile *model) {
+// Both return 0, or the errno of a failed write.
+static inline int export_gguf(const TrainArgs *a, const ModelFile *model) {
     const GPT2Config *c = &model->config;
     Tokenizer tokenizer;
-    if (!find_tokenizer(&tokenizer, a, c->vocab_size)) {
-        input_error("--export gguf puts the tokenizer into the file, and a model of %d tokens needs one: %s",
-                    c->vocab_size, tokenizer_advice(c->vocab_size));
-    }
+    require_tokenizer(find_tokenizer(&tokenizer, a, c->vocab_size), "--export", "gguf", c->vocab_size);
     GgufWriter w = gguf_create(export_open(a, FILE_GGUF));
     export_gguf_keys(&w, a, model);
     export_gguf_tokenizer(&w, &tokenizer, model);
     export_gguf_tensors(&w, model);
-    export_close(a, gguf_finish(&w));
     tokenizer_free(&tokenizer);
+    return gguf_finish(&w);
 }
 
-static inline void export_llmc(const TrainArgs *a, const ModelFile *model) {
+static inline int export_llmc(const TrainArgs *a, const ModelFile *model) {
     DType dtype = DT_BF16;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, &model->config); layer++) {
@@ -178,22 +169,22 @@ static inline void export_llmc(const TrainArgs *a, const ModelFile *model) {
     }
     PartFile out = export_open(a, FILE_LLMC_MODEL);
     llmc_write_model(&out, model, dtype);
-    export_close(a, part_finish(&out));
+    return part_finish(&out);
 }
 
-// --export
-static inline void export_model(const TrainArgs *a) {
+static inline void export_model(TrainArgs *a, Comm *launched) {
+    (void)launched;
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    check_trained(&source, "--export", a);
+    require_weights(&source, "--export", a);
     const ModelFile *model = &source.weights;
     struct stat info;
-    if (a->export_format == EXPORT_GGUF) {
-        export_gguf(a, model);
-    } else {
-        export_llmc(a, model);
+    int error = a->export_format == EXPORT_GGUF ? export_gguf(a, model) : export_llmc(a, model);
+    if (error) {
+        run_error("could not write '%s': %s; make room or check the disk, then export again", a->run_dir,
+                  strerror(error));
     }
     double bytes = stat(a->run_dir, &info) == 0 ? (double)info.st_size : 0;
-    char size[COUNT_LENGTH];
+    char size[32];
     printf("%s: %s, %d tokens, %.1f MB\n", a->run_dir, parameters_text(size, &model->config), model->config.vocab_size,
            bytes / 1e6);
     model_close(&source.weights);

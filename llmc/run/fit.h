@@ -1,7 +1,5 @@
 /*
-From flags to the options that a model is built with, and the flags with which it fits into memory.
-defines: gradients_of, sharding_of, choose_matmul_inputs, model_options, ladder, COUNTED_FOR, climb, choose_options,
-         check_room, check_memory, choose_what_fits
+Turns flags into the options that a model is built with, and finds flags with which the model fits into memory.
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
   -r auto     climbs only the levels of -r, which change no bits
@@ -12,7 +10,6 @@ An error about too little memory climbs it too, and names the flags that would f
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"
 #include "llmc/common/floatx.h"
-#include "llmc/gemm.h"
 #include "llmc/memory/backend.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/memory/plan.h"
@@ -27,10 +24,11 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// The type of gradients. A sum in bf16 is off by up to 1 % after 128 roundings; past 512 equal terms each is less than
-// half of its last bit, and adds nothing (doc/memory.md). wte's gradient is rounded most: with each logits chunk of the
-// micro-batches that accumulate in it. From stage 2 on they accumulate in fp32 shards. -gd auto is fp32 if several
-// micro-batches accumulate, or too many roundings add up: NCCL may round once for each GPU, while MPI adds in fp32.
+// Returns the type of gradients. This looks overcautious, but a sum in bf16 is off by up to 1 % after 128 roundings,
+// and after 512 equal terms the next one is less than half of the sum's last bit and adds nothing (doc/memory.md).
+// wte's gradient is rounded most often: once for each logits chunk of each micro-batch. From stage 2 on, micro-batches
+// accumulate in fp32 shards. -gd auto is fp32 if several micro-batches accumulate, or if too many roundings add up:
+// NCCL may round once for each GPU, while MPI adds in fp32.
 static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
     enum { MAX_ROUNDINGS = 128 };
     int64_t rows = (int64_t)o->B * o->T, chunk = logits_chunk(c, o), chunks = (rows + chunk - 1) / chunk;
@@ -45,8 +43,9 @@ static inline DType gradients_of(const TrainArgs *a, const GPT2Config *c, const 
     return types[a->gradients];
 }
 
-// The -z and --offload in effect: one data-parallel rank has nothing to shard, and a CPU has the model in host memory
-// already. Neighbouring ranks form a tensor-parallel group: at -tp 2, rank 3 of 4 has dp_rank 1 and tp_rank 1.
+// Returns the layout of the state. -z has no effect with one data-parallel rank, nor --offload on a CPU, where the
+// model is in host memory anyway. Neighbouring ranks form a group of -tp: at -tp 2, rank 3 of 4 has dp_rank 1 and
+// tp_rank 1.
 static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {
@@ -59,17 +58,6 @@ static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, i
         .optimizer = (OptimizerKind)a->optimizer,
     };
     return s;
-}
-
-// True if fp32 matmuls of this build can round their inputs to bf16: on a CPU with AVX512-BF16.
-static inline bool takes_bf16_inputs(const Backend *backend) {
-    return backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
-}
-
-// Resolves -f auto, the same way on all ranks. The choice goes to config.json, so that a resumed run keeps it.
-static inline void choose_matmul_inputs(TrainArgs *a, const Backend *backend, Comm *world) {
-    if (a->matmul_precision != MATMUL_AUTO) { return; }
-    a->matmul_precision = comm_max(!takes_bf16_inputs(backend), world) ? 1 : 2;
 }
 
 static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
@@ -89,13 +77,13 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, backend, a->rank);
     o.gather_again = a->gather_again != 0;
-    o.round_matmul_inputs = a->matmul_precision >= 2 && takes_bf16_inputs(backend);
+    o.round_matmul_inputs = a->matmul_precision >= 2 && backend->takes_bf16_inputs;
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
     o.recompute = o.training ? recompute : forward_only(L);
     options_set_offload(&o, o.sharding.offload);
-    o.master = (MasterKind)a->master;
+    o.remainders = a->master == MASTER_SPLIT;
     o.moments = moment_types[a->moments];
     o.gradients = gradients_of(a, c, &o);
     if (a->recompute_every == 0) { o.recompute.every = best_segment(c, o); }
@@ -104,8 +92,8 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
 
 // ---- the ladder
 
-// Cheapest first: flags that round nothing more, then -z 2 and rounded moments, then host memory, since a step may wait
-// for its copies. A larger value of a flag takes less memory. The comment is the cost.
+// The rungs, cheapest first: flags that round nothing more, then -z 2 and rounded moments, then host memory, since a
+// step may wait for its copies. A larger value of a flag takes less memory. Each comment gives the cost.
 static const struct {
     size_t field;  // offset of an int in TrainArgs
     int value;
@@ -113,12 +101,12 @@ static const struct {
 } ladder[] = {
     {ARG(zero), 1, "-z 1"},            // none with AdamW: as many bytes as -z 0. Muon has a reduce-scatter of its own
     {ARG(recompute), 0, "-r 0"},       // none
-    {ARG(recompute), 1, "-r 1"},       // GELU again: one pass over memory
+    {ARG(recompute), 1, "-r 1"},       // recomputes GELU: one pass over memory
     {ARG(recompute), 2, "-r 2"},       // layernorms too: two more passes
     {ARG(recompute), 3, "-r 3"},       // 11 % more matmul FLOPs
-    {ARG(recompute), 4, "-r 4"},       // 22 % more, and attention again
-    {ARG(zero), 2, "-z 2"},            // sends gradients after each micro-batch, with -gd auto rounded to bf16
-    {ARG(zero), 3, "-z 3"},            // gathers weights for each forward and backward
+    {ARG(recompute), 4, "-r 4"},       // 22 % more, and recomputes attention
+    {ARG(zero), 2, "-z 2"},            // reduces gradients after each micro-batch, in bf16 with -gd auto
+    {ARG(zero), 3, "-z 3"},            // all-gathers weights in each forward and backward
     {ARG(moments), 1, "-om bf16"},     // the loss is the same within the noise of seeds (doc/memory.md)
     {ARG(moments), 2, "-om 8bit"},     // as for bf16
     {ARG(offload), 1, "--offload 1"},  // copies the optimizer state once per update
@@ -129,14 +117,14 @@ static const struct {
 // the levels of -r are the rungs [FIRST_LEVEL, END_OF_LEVELS)
 enum { FIRST_LEVEL = 1, END_OF_LEVELS = 6, NUM_RUNGS = sizeof ladder / sizeof ladder[0] };
 
-// the value that the rung's flag has in *a
+// Returns the value of the rung's flag in *a.
 static inline int rung_flag(const TrainArgs *a, int rung) {
     int value;
     memcpy(&value, (const char *)a + ladder[rung].field, sizeof value);
     return value;
 }
 
-// the flags of *a that differ from *given, for example "-r 2 -om 8bit"; "the given flags" if none does
+// text = the flags by which *a differs from *given, such as "-r 2 -om 8bit", or "the given flags" if there are none.
 static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const TrainArgs *given) {
     text[0] = 0;
     for (int i = 0; i < NUM_RUNGS; i++) {
@@ -147,12 +135,11 @@ static inline void rungs_text(char text[FLAG_TEXT], const TrainArgs *a, const Tr
     if (!*text) { snprintf(text, FLAG_TEXT, "the given flags"); }
 }
 
-// the values of "a %s in %s"
+// the arguments of "a %s in %s"
 #define COUNTED_FOR(backend) (is_gpu(backend) ? "GPU" : "CPU"), (DT_FLOATX == DT_BF16 ? "bf16" : "fp32")
 
 static inline double gibibytes(size_t bytes) { return (double)bytes / (1 << 30); }
 
-// the memory of the plan of these flags
 static inline PlanBytes plan_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     ModelOptions o = model_options(a, c, backend);
     return gpt2_plan_both(c, &o);
@@ -162,9 +149,9 @@ static inline bool fits(PlanBytes bytes, PlanBytes room) {
     return bytes.device <= room.device && bytes.host <= room.host;
 }
 
-// Climbs the rungs [from, end) from the flags *a until the plan fits into `room`, or to the last rung; *a gets its
-// flags. Returns the memory of the plan. A rung that saves nothing is skipped: -z on one rank, --offload on a CPU.
-// keeps_given: flags that the user gave stay.
+// Climbs the rungs [from, end), starting from the flags *a, until the plan fits into `room` or no rung is left. Sets
+// the flags in *a, and returns the memory of the plan. A rung that saves nothing is skipped, such as -z on one rank or
+// --offload on a CPU. With keeps_given, flags that the user gave do not change.
 static inline PlanBytes climb(TrainArgs *a, bool keeps_given, int from, int end, const GPT2Config *c,
                               const Backend *backend, PlanBytes room) {
     const TrainArgs given = *a;
@@ -186,8 +173,8 @@ static inline PlanBytes climb(TrainArgs *a, bool keeps_given, int from, int end,
 
 // ---- the memory of a rank
 
-// This machine's `room` bytes divided among the ranks that share it; the minimum over all ranks. --plan takes all ranks
-// to be on one machine.
+// Divides this machine's `room` bytes among the ranks that share it, and returns the minimum over all ranks. --plan
+// assumes that all ranks are on one machine.
 static inline size_t room_per_rank(size_t room, const TrainArgs *a, const Backend *backend, Comm *world) {
     const size_t limit = (size_t)LLONG_MAX;
     int ranks_here = a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
@@ -195,8 +182,8 @@ static inline size_t room_per_rank(size_t room, const TrainArgs *a, const Backen
     return (size_t)-comm_max(-(long long)(room < limit ? room : limit), world);
 }
 
-// The free memory of device and host for each rank. gib: --fit=GIB replaces the device's, since the device may be
-// elsewhere; or "".
+// Returns the free memory of device and host for each rank. If gib is not "", it is the GIB of --fit and replaces the
+// device's, since the device may be in another machine.
 static inline PlanBytes free_for_each(const TrainArgs *a, const char *gib, const Backend *backend, Comm *world) {
     PlanBytes room = {(size_t)(strtod(gib, NULL) * (1 << 30)),
                       room_per_rank(host_free_bytes(), a, &cpu_backend, world)};
@@ -206,16 +193,17 @@ static inline PlanBytes free_for_each(const TrainArgs *a, const char *gib, const
 
 // ---- -r auto
 
-// True if fusing GELU pays. cuBLASLt's is accurate enough for bf16, and faster on sm_90, sm_100 and sm_103. Before
-// sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591) and runs a second one, which moves more
-// data than gelu_forward. On sm_120 the epilogue takes 20 % longer than two kernels (SGLang's pull request 34350).
+// Returns true if it is worth fusing GELU into the matmul. cuBLASLt's GELU is accurate enough for bf16, and faster on
+// sm_90, sm_100 and sm_103. Before sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591) and
+// runs a second one, which moves more data than activation_forward. On sm_120 the epilogue takes 20 % longer than two
+// kernels (SGLang's pull request 34350).
 static inline bool can_fuse_gelu(const ModelOptions *o) {
     return DT_FLOATX == DT_BF16 && (o->capability == 90 || o->capability == 100 || o->capability == 103);
 }
 
-// Rows of the largest logits chunk that fits, an equal part of the micro-batch; 0 if the usual chunk is as large. Fewer
-// chunks read and write wte and its gradient less often. Beyond MAX_CHUNK rows, whose logits take 1.5 GiB, little is
-// left to save. A CPU keeps its chunk: larger ones are not measured there.
+// Returns the rows of the largest logits chunk that fits, among equal parts of the micro-batch, or 0 if the usual chunk
+// is as large. With fewer chunks, wte and its gradient are read and written less often. Beyond MAX_CHUNK rows, whose
+// logits take 1.5 GiB, little is left to save. A CPU keeps its chunk: we have not measured larger ones.
 static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room) {
     enum { MAX_CHUNK = 16384 };
     int64_t rows = (int64_t)o.B * o.T;
@@ -227,25 +215,22 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t room
     return 0;
 }
 
-// Memory for NCCL's buffers of the groups of -tp, 0.5 to 1.6 GB each. whole_bytes leaves room for the world's.
-static inline size_t groups_reserve(const TrainArgs *a, const Backend *backend) {
-    return is_gpu(backend) && a->tensor_parallel > 1 ? (size_t)(data_ranks(a) > 1 ? 2 : 1) << 30 : 0;
-}
-
-// The options of a training run. -r auto takes the first level that fits, fuses GELU at -r 0, and takes the largest
-// logits chunk. It goes by the size of the memory, not by what is free, so that the same command gives the same bits.
-// chosen = the choice, for the banner; "" with -r N.
+// Returns the options of a training run. -r auto takes the first level that fits, fuses GELU at -r 0, and takes the
+// largest logits chunk. It goes by the size of the memory, not by what is free, so that the same command gives the same
+// bits. chosen = the choice, for the banner, or "" with -r N.
 static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArgs *a, const GPT2Config *c,
                                           const Backend *backend, Comm *world) {
     chosen[0] = 0;
     if (a->recompute != RECOMPUTE_AUTO) { return model_options(a, c, backend); }
-    size_t device = backend->device->whole_bytes(), reserve = groups_reserve(a, backend);
+    // NCCL's buffers take 0.5 to 1.6 GB for each group; whole_bytes has left room for the world's, but not for -tp's
+    size_t tp_groups = !is_gpu(backend) || a->tensor_parallel == 1 ? 0 : data_ranks(a) > 1 ? 2 : 1;
+    size_t device = backend->device->whole_bytes(), reserve = tp_groups << 30;
     size_t whole = room_per_rank(device > reserve ? device - reserve : 0, a, backend, world);
     PlanBytes room = {whole, SIZE_MAX};
     TrainArgs fitting = *a;
     climb(&fitting, false, FIRST_LEVEL, END_OF_LEVELS, c, backend, room);
     ModelOptions o = model_options(&fitting, c, backend);
-    // a recomputed GELU differs from the fused one in the last bit
+    // only at -r 0: a recomputed GELU differs from the fused one in the last bit
     if (a->fuse_gelu == FUSE_GELU_AUTO) { o.fuse_gelu = fitting.recompute == 0 && can_fuse_gelu(&o); }
     o.classifier_rows = largest_chunk(c, o, whole);
     size_t bytes = gpt2_plan_bytes(c, &o);
@@ -258,7 +243,7 @@ static inline ModelOptions choose_options(char chosen[FLAG_TEXT], const TrainArg
 // ---- too little memory
 
 // Stops if the plan does not fit into `room`, and names the flags that make it fit.
-static inline void check_room(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, PlanBytes room) {
+static inline void require_room(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, PlanBytes room) {
     PlanBytes bytes = gpt2_plan_both(c, o);
     bool host = bytes.device <= room.device;  // it is the host that has too little
     if (host && bytes.host <= room.host) { return; }
@@ -277,13 +262,13 @@ static inline void check_room(const TrainArgs *a, const GPT2Config *c, const Mod
                 needed - free, found ? "it fits with " : "no flags make it fit: give a smaller ", flags);
 }
 
-static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
-    check_room(a, c, o, free_for_each(a, "", o->backend, world));
+static inline void require_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
+    require_room(a, c, o, free_for_each(a, "", o->backend, world));
 }
 
 // ---- --fit
 
-// Sets the flags of the first rung that fits, and prints it. Stops if nothing fits.
+// Sets the flags of the first rung that fits, and prints them. Stops if nothing fits.
 static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
     PlanBytes room = free_for_each(a, a->fit, backend, world);
     TrainArgs given = *a;
@@ -291,7 +276,7 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     // if nothing fits, the error is about the given flags
     ModelOptions o = model_options(fits(bytes, room) ? a : &given, c, backend);
     char flags[FLAG_TEXT];
-    check_room(&given, c, &o, room);
+    require_room(&given, c, &o, room);
     bool fuses = a->fuse_gelu == FUSE_GELU_AUTO && o.recompute.level == 0 && can_fuse_gelu(&o);
     if (fuses) { a->fuse_gelu = FUSE_GELU_ON; }
     rungs_text(flags, a, &given);

@@ -10,19 +10,14 @@ Command-line flags from one table: a row per flag drives parsing, --help, the ba
   FLAG_INT64    int64_t          the same, below 2^53
   FLAG_REAL     double           a decimal number, exponent allowed, within min..max; neither nan nor inf
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
-  FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
+  FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 split|1": two spellings of each
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
 
 Every error is one sentence with the flag and the values it takes; the exit status is 2.
-defines: FlagType, Flag, FLAG_HEADING, flag_choice_index, flag_choice_text, flags_parse,
-         flags_print_help, flag_changed_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
-#include <ctype.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/ioctl.h>
 #include "llmc/common/check.h"
 #include "llmc/common/json_file.h"
 
@@ -155,100 +150,58 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
 
 // ---- parsing
 
-// the row named by the first `length` characters of an argument, or NULL
-static inline const Flag *flag_find(const Flag *table, int count, const char *argument, size_t length) {
-    bool is_name = argument[1] == '-';
-    size_t dashes = is_name ? 2 : 1;
-    for (int i = 0; i < count && length > dashes; i++) {
-        const char *spelling = is_name ? table[i].name : table[i].letter;
-        if (spelling && strlen(spelling) == length - dashes &&
-            memcmp(spelling, argument + dashes, length - dashes) == 0) {
-            return &table[i];
-        }
+// the row with the first `length` characters of `word` as its name or letter, or NULL
+static inline const Flag *flag_find(const Flag *table, int count, const char *word, size_t length, bool by_letter) {
+    for (int i = 0; i < count; i++) {
+        const char *spelling = by_letter ? table[i].letter : table[i].name;
+        if (spelling && strlen(spelling) == length && memcmp(spelling, word, length) == 0) { return &table[i]; }
     }
     return NULL;
 }
 
-// flags of PyTorch's examples, nanoGPT, Megatron-LM, llm.c, transformers and earlier versions, with their answers
+// Flags of earlier versions, and what does their job now.
 // clang-format off
 static const struct {
-    const char *names;   // with - for _
-    const char *answer;  // follows "unknown flag --NAME; "
-} other_names[] = {
-    {"batch-size bs device-batch-size per-device-batch-size per-device-train-batch-size micro-batch-size",
-     "here it is -b N (--micro-batch), the sequences of a micro-batch"},
-    {"global-batch-size total-batch-size grad-accum grad-accum-steps gradient-accumulation-steps accumulation-steps",
-     "here it is -d N (--batch-tokens), the tokens of an update: b x t x ranks x accumulation steps"},
-    {"block-size seq-len seq-length max-seq-len max-seq-length ctx context context-length n-ctx",
-     "here it is -t N (--sequence-length)"},
-    {"lr max-lr", "here it is -l X (--learning-rate)"},
-    {"min-lr lr-min", "here it is -q X (--final-fraction), a fraction of -l"},
-    {"lr-scheduler lr-scheduler-type lr-decay-style scheduler", "here it is -k NAME (--schedule)"},
-    {"warmup-steps warmup-iters lr-warmup-steps lr-warmup-iters", "here it is -u N (--warmup), in steps"},
-    {"steps max-iters iters num-steps train-iters train-steps num-iterations epochs epoch num-epochs max-epochs "
-     "num-train-epochs", "here it is -x N (--max-steps), in updates; -x -1, the default, is one epoch"},
-    {"wd", "here it is -c X (--weight-decay)"},
-    {"clip clip-grad max-grad-norm max-norm gradient-clip-val", "here it is --grad-clip X"},
-    {"adam-beta1 adam-beta2 adam-eps adam-epsilon", "here they are --beta1 X, --beta2 X and --epsilon X"},
-    {"dropout attention-dropout hidden-dropout attn-pdrop resid-pdrop", "this trainer has no dropout: leave it out"},
-    {"out out-dir output-dir save save-dir", "here it is -o DIR (--output)"},
-    {"data dataset data-dir data-path train-file train-bin input input-bin", "here it is -i GLOB (--train-data)"},
-    {"n-layer n-head n-embd n-layers num-layers n-heads num-heads num-attention-heads hidden hidden-size d-model",
-     "here -e (--model) has the shape: -e d12, or -e l12h12c768"},
-    {"init-from model-name model-name-or-path load pretrained checkpoint model-dir", "here it is -e DIR (--model)"},
-    {"resume-from resume-from-checkpoint", "here it is -y 1 (--resume) with -o DIR"},
-    {"eval-interval eval-every eval-steps val-interval", "here it is -v N (--val-every)"},
-    {"eval-iters val-iters", "here it is -m N (--val-batches)"},
-    {"save-interval save-every save-steps checkpoint-interval", "here it is -n N (--checkpoint-every)"},
-    {"max-new-tokens max-tokens num-tokens n-predict", "here it is --generate N"},
-    {"temp", "here it is --temperature X"},
-    {"dtype bf16 fp16 amp precision mixed-precision",
-     "the type is chosen when building, make PRECISION=bf16, and -f N (--matmul-precision) rounds matmul inputs"},
-    {"gpus num-gpus n-gpus nproc-per-node nproc num-processes", "one rank for each GPU starts with mpirun -np N"},
-    {"optim optimizer-name", "here it is --optimizer adamw or muon"},
-    {"gradient-checkpointing activation-checkpointing recompute-activations", "here it is -r LEVEL (--recompute)"},
-    {"fsdp deepspeed zero ddp", "mpirun -np N starts N ranks, and -z (--zero-stage) shards among them: -z 3 is FSDP"},
-    {"config", "flags are given on the command line; -o DIR -y 1 takes those of the run in DIR"},
-    {"compile flash-attn use-flash-attn workers num-workers dataloader-num-workers",
-     "leave it out: all kernels are compiled, attention is one of them, and batches are read as they are needed"},
-    {"vocab-size", "leave it out: the vocabulary is that of the data"},
-    {"log-interval log-every logging-steps", "leave it out: each step is printed and logged"},
-    {"wandb wandb-project wandb-log wandb-run-name report-to tensorboard tensorboard-dir",
-     "scripts/follow.py sends the metrics of -o to Weights & Biases or TensorBoard"},
-    // of earlier versions
+    const char *names, *answer;
+} removed_flags[] = {
     {"eval-task stride", "the windows of --eval do not overlap; lm-evaluation-harness has tasks (doc/evaluation.md)"},
     {"prompt-file past-end chat",
      "--generate N continues --prompt TEXT or @FILE until end-of-text; llama.cpp chats with what --export gguf writes"},
     {"offload-pageable link", "--offload pins its memory (ulimit -l), and make predict times a step on each link"},
     {"separator shard-tokens", "documents end at a line that is <|endoftext|>, and shards have 100 million tokens"},
+    {"skip-bad", "jq -cR 'fromjson?' FILE writes the lines that are JSON"},
     {"type", "--export keeps the type of the weights; llama.cpp's llama-quantize changes it"},
     {"save-sync strict-save", "a save ends before the next step; a failed one is a warning, and at the end status 1"},
     {"lc classifier-rows", "the number of logits computed at once follows from -b, -t and the memory"},
     {"max-skips comm-timeout", "a run ends after 20 skipped updates in a row, and when a rank is silent for 600 s"},
     {"verify-step check-replicas", "the tests prove that a step is repeatable and that ranks hold the same bits"},
     {"ps server secret-file", "start the ranks with mpirun, or with -pi fs and a shared folder of your own, -pf DIR"},
-    {"manual", "--help lists the flags, and the package's man page is made from it"},
+    {"threads", "OMP_NUM_THREADS=N sets the number of threads: OMP_NUM_THREADS=4 train_gpt2 ..."},
+    {"manual", "--help lists the flags"},
 };
 // clang-format on
 
-// Stops at an argument that is no flag, and names the flag that does its job, if there is one.
-__attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *argument) {
-    char name[FLAG_TEXT], usage[FLAG_TEXT];
+// True for -w fp32 of version 1.0, which an old config.json may have: it had the bits of split in twice the memory.
+static inline bool flag_means_split(const Flag *flag, const char *value) {
+    return strcmp(flag->name, "master") == 0 && strcmp(value, "fp32") == 0;
+}
+
+// Returns what an error adds about a value that was removed: what replaces it. "" for other values.
+static inline const char *removed_value(const Flag *flag, const char *value) {
+    bool all_levels = strcmp(flag->name, "recompute") == 0 && strcmp(value, "all") == 0;
+    return flag_means_split(flag, value) ? ", now replaced by split"
+           : all_levels                  ? "; --plan -r N prints one level"
+                                         : "";
+}
+
+// Stops at an argument that is no flag. The error says what does the job of a removed one.
+__attribute__((noreturn)) static inline void flag_unknown(const char *argument) {
+    char name[FLAG_TEXT];
     const char *bare = argument + strspn(argument, "-");
     snprintf(name, sizeof name, "%.*s", (int)strcspn(bare, "="), bare);
-    for (char *c = name; *c; c++) { *c = *c == '_' ? '-' : (char)tolower(*c); }
-    for (int i = 0; i < count; i++) {  // our own, spelled another way: --top_k, -micro-batch, --b, -b=4
-        const Flag *flag = &table[i];
-        const char *letter = flag->letter ? flag->letter : "";
-        bool is_ours = *name && flag->name && (!strcmp(letter, name) || !strcmp(flag->name, name));
-        if (!is_ours) { continue; }
-        flag_usage_text(flag, usage);
-        input_error("unknown flag %s; here it is %s%s%s%s; --help lists all flags", argument, *letter ? "-" : "",
-                    letter, *letter ? " or " : "", usage);
-    }
-    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
-        if (flag_choice_index(other_names[i].names, name) < 0) { continue; }
-        input_error("unknown flag %s; %s; --help lists all flags", argument, other_names[i].answer);
+    for (size_t i = 0; i < sizeof removed_flags / sizeof *removed_flags; i++) {
+        if (flag_choice_index(removed_flags[i].names, name) < 0) { continue; }
+        input_error("flag %s was removed; %s; --help lists all flags", argument, removed_flags[i].answer);
     }
     input_error("unknown flag %s; --help lists all flags", argument);
 }
@@ -262,9 +215,10 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
                     argument);
     }
     // only a long name can be followed by =
-    int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
-    const Flag *flag = flag_find(table, count, argument, (size_t)length);
-    if (!flag) { flag_unknown(table, count, argument); }
+    bool by_letter = argument[1] != '-';
+    int dashes = by_letter ? 1 : 2, length = (int)(by_letter ? strlen(argument) : strcspn(argument, "="));
+    const Flag *flag = flag_find(table, count, argument + dashes, (size_t)(length - dashes), by_letter);
+    if (!flag) { flag_unknown(argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_OPTION && !joined) {
         *(const char **)((char *)values + flag->offset) = "";
@@ -285,7 +239,9 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
                     length, argument, value);
     }
     given[flag - table] = true;
-    if (!flag_store(flag, values, value)) { input_error("%.*s takes %s; found '%s'", length, argument, takes, value); }
+    if (!flag_store(flag, values, value)) {
+        input_error("%.*s takes %s; found '%s'%s", length, argument, takes, value, removed_value(flag, value));
+    }
     return joined ? 1 : 2;
 }
 
@@ -332,29 +288,18 @@ static inline const char *flag_changed_text(const Flag *flag, const void *values
     return value && *value ? value : flag->type == FLAG_OPTION ? "yes" : "none";
 }
 
-// Prints the flags that differ from their defaults: in one line, which a terminal wraps between two flags, or
-// with a line for each and what it does.
+// Prints the flags that differ from their defaults, in one line.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
-                                      const void *defaults, bool explained) {
-    struct winsize terminal;
-    int columns = ioctl(fileno(file), TIOCGWINSZ, &terminal) == 0 && terminal.ws_col ? terminal.ws_col : INT_MAX;
-    int column = 0;
+                                      const void *defaults) {
+    const char *before = "flags   ", *after = "";
     for (int i = 0; i < count; i++) {
         char text[FLAG_TEXT];
         const char *value = flag_changed_text(&table[i], values, defaults, text);
         if (!value) { continue; }
-        if (explained) {
-            const char *help = table[i].help, *end = strstr(help, " (");
-            fprintf(file, "          --%-18s %-14s %.*s\n", table[i].name, value, end ? (int)(end - help) : 99, help);
-            continue;
-        }
-        if (column == 0 || column + (int)(strlen(table[i].name) + strlen(value)) + 3 > columns) {
-            fputs(column ? "\n        " : "flags   ", file);
-            column = 8;
-        }
-        column += fprintf(file, "  %s %s", table[i].name, value);
+        fprintf(file, "%s  %s %s", before, table[i].name, value);
+        before = "", after = "\n";
     }
-    if (column > 0) { fputc('\n', file); }
+    fputs(after, file);
 }
 
 // ---- config.json
@@ -378,7 +323,7 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     return object;
 }
 
-// The inverse of flags_to_json, but for flags that are not resumed. A missing item leaves its field as it is, since the
+// The inverse of flags_to_json; flags that are not resumed keep their values. So does a flag without an item, since the
 // file may be of another version. Stops at a value that the flag does not take on the command line; path: the file's.
 // Strings point into `json`: delete it after the last use of `values`.
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *path) {
@@ -394,6 +339,7 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
             flag_real_text(item->valuedouble, number);
             text = number;
         }
+        if (text && flag_means_split(flag, text)) { text = "split"; }
         if (text && !*text && flag->type == FLAG_OPTION) {
             *(const char **)((char *)values + flag->offset) = text;
         } else if (!text || !flag_store(flag, values, text)) {

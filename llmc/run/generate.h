@@ -1,6 +1,5 @@
 /*
 Text from a model, token by token: --generate and the samples of -s.
-defines: sample_token, Generator, SAMPLE_STREAM, generate, generate_samples
 
 Context   When the model's positions are full, the last half of the context is read again from position 0: position
           embeddings are learned and cannot slide.
@@ -21,7 +20,6 @@ Source    of the nucleus: Holtzman et al. 2020. Temperature, top-k and top-p app
 #include "llmc/common/rng.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/text.h"
 #include "llmc/run/train_args.h"
 
@@ -151,7 +149,8 @@ static inline void generate(const Generator *g, const int *prompt, size_t prompt
 // --generate: --samples continuations of the prompt, separated by a line ---. The token `end` ends one; without it, -1,
 // end-of-text.
 static inline void generate_samples(const Generator *g, const int *prompt, size_t prompt_length, int end) {
-    bool is_bytes = g->tokenizer && !g->tokenizer->merges;  // its start of a document, a newline, is also in the text
+    // A byte model's documents start with a newline. Newlines also occur inside, so one cannot end the text.
+    bool is_bytes = g->tokenizer && !g->tokenizer->merges;
     if (end < 0 && !is_bytes) { end = document_start(g->tokenizer, g->vocab_size); }
     for (int i = 0; i < g->args->samples; i++) {
         if (i > 0) { puts("---"); }

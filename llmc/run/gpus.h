@@ -1,7 +1,6 @@
 /*
 NVIDIA GPUs: published rates and sizes, by name; for an unknown GPU, from its properties. For MFU, and for predictions
 of a training step (dev/bench/roofline.h).
-defines: GpuModel, known_gpus, NUM_GPUS, gpu_model
 */
 #pragma once
 #include <stdbool.h>

@@ -1,7 +1,5 @@
 /*
 Hooks on the operations of a step: --profile and --nan-check.
-defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close; NanCheck,
-         nan_check_open, nan_check_result
 
 --profile times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
 (ui.perfetto.dev) and chrome://tracing open. A timed event of the device is recorded before and after each operation,
@@ -26,7 +24,6 @@ and the cause:
 #include "llmc/common/create_file.h"
 #include "llmc/op_call.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
 #include <limits.h>
 
@@ -249,7 +246,7 @@ static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, cons
     profile_wrap_collectives(p, groups);
 }
 
-// Before every step. `enqueued`: the steps before it.
+// Call it before each step. `enqueued`: the steps before it.
 static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) {
     if (p->done == p->wanted || p->skipped++ < PROFILE_WARMUP) { return; }
     if (!p->out.file) { profile_open_file(p); }
@@ -260,8 +257,8 @@ static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) 
     p->step_begin = p->device->event_timed(ex);
 }
 
-// After every step: waits for it and writes it. whole: false for one that was cut short, which is not written. The wait
-// records the step's event a second time, after the update: finish_step then waits for no less.
+// Call it after each step: waits for the step and writes it. whole: false if it was cut short; it is not written then.
+// The wait records the step's event a second time, after the update: finish_step then waits for no less.
 static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (!p->active) { return; }
     p->active = false;
@@ -291,7 +288,7 @@ static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (++p->done == p->wanted) { profile_finish_file(p); }
 }
 
-// At the end of the run, before its groups are closed: names the file. A run that stopped early leaves its whole steps.
+// Call it at the end of the run, before its groups are closed. A run that stopped early leaves its whole steps.
 static inline void profile_close(Profile *p) {
     if (p->done > 0) {
         if (p->out.file) { profile_finish_file(p); }

@@ -1,8 +1,5 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for the tools of llm.c, lines on stdout for people.
-defines: LogFile, log_file_open, log_file_line, log_file_close, StepReport, Logger, logger_open_old,
-         logger_line_step, logger_next_line, logger_open, logger_sync, logger_close, logger_print, logger_left,
-         logger_step, logger_stopped, logger_val, logger_hellaswag
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
                "mfu":x; "skipped":"reason" if the update was skipped, "origin":"operation" from --nan-check.
@@ -20,6 +17,7 @@ line tries to write all of them again. A file never ends with half a line.
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 
@@ -109,15 +107,6 @@ static inline void log_file_close(LogFile *f) {
 
 // ---- the logs of a resumed run
 
-// Opens a log for reading; NULL if there is none.
-static inline FILE *logger_open_old(const char *path) {
-    FILE *file = fopen(path, "r");
-    if (!file && errno != ENOENT) {
-        run_error("could not open '%s': %s; make it readable, then resume again", path, strerror(errno));
-    }
-    return file;
-}
-
 // The number of finished updates at which a line was written; -1 for a line in another format, and for half a line,
 // which a killed run may leave.
 static inline long long logger_line_step(const char *line) {
@@ -129,31 +118,41 @@ static inline long long logger_line_step(const char *line) {
     return -1;
 }
 
-// Reads the next line into *line, of *room bytes, which the caller frees. Returns its length; 0 at the end, or without
-// a file (NULL).
-static inline size_t logger_next_line(FILE *file, char **line, size_t *room, const char *path) {
-    ssize_t length = file ? getline(line, room, file) : 0;
-    if (length < 0 && ferror(file)) {
+typedef struct {
+    FILE *file;
+    char *line;  // the line that was read last
+    size_t room;
+    long long step;  // of the line: logger_line_step
+} LogReader;
+
+// Reads the next line of a log; *r is zero before the first one. False at the end, or if there is no file.
+static inline bool log_next(LogReader *r, const char *path) {
+    if (!r->file) { r->file = fopen(path, "r"); }
+    bool read = r->file && getline(&r->line, &r->room, r->file) >= 0;
+    if (!read && !(r->file ? feof(r->file) : errno == ENOENT)) {
         run_error("could not read '%s': %s; make it readable, then resume again", path, strerror(errno));
     }
-    return length > 0 ? (size_t)length : 0;
+    if (read) {
+        r->step = logger_line_step(r->line);
+        return true;
+    }
+    free(r->line);
+    if (r->file) { fclose(r->file); }
+    return false;
 }
 
 // Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has this result of `step`. If
 // not, main.log loses it too: a run that was killed between its two logs evaluates again.
 static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
-    FILE *old = logger_open_old(path);
-    if (!old) { return; }
+    if (access(path, F_OK) != 0) { return; }
+    LogReader old = {NULL, NULL, 0, 0};
     PartFile rewritten = part_open(path);
-    char *line = NULL;
-    size_t room = 0;
-    for (size_t length; (length = logger_next_line(old, &line, &room, path)) > 0;) {
-        long long at = logger_line_step(line);
+    while (log_next(&old, path)) {
+        const char *line = old.line;
         bool missing = *line == 's' && ((!val && strstr(line, "tel:")) || (!hellaswag && strstr(line, "eval:")));
-        if (at >= 0 && at <= step && !(missing && at == step)) { part_put(&rewritten, line, length); }
+        bool stays = old.step >= 0 && old.step <= step && !(missing && old.step == step);
+        if (stays) { part_put(&rewritten, line, strlen(line)); }
     }
-    free(line);
-    fclose(old);
     int error = part_finish(&rewritten);
     if (error) {
         run_error("could not rewrite '%s': %s; the old file is unchanged, so make room and try again", path,
@@ -170,9 +169,10 @@ typedef struct {
     double loss, grad_norm, lr, ms, tokens;
     double start_time;           // when the host started to enqueue the step, in seconds
     double seconds_left;         // until the time limit, below 0 after it; INFINITY: no limit
-    double peak_rate;            // tokens per second at an MFU of 1 (memory/traffic.h); 0: unknown, on a CPU
+    double peak_rate;            // tokens per second at an MFU of 1; 0: unknown, on a CPU
     const char *skipped;         // "" or why the update was skipped: skip_reason
     char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
+    uint64_t sent;               // bytes from this rank to the others, without the collectives of a replayed CUDA graph
 } StepReport;
 
 typedef struct {
@@ -200,7 +200,7 @@ static inline Logger logger_open(const char *run_dir, long long resumed_step, bo
     return log;
 }
 
-// Moves the lines of both logs to the disk.
+// fsyncs both logs.
 static inline void logger_sync(const Logger *log) {
     const LogFile *files[] = {&log->metrics, &log->main_log};
     for (int i = 0; i < 2; i++) {
@@ -250,15 +250,6 @@ static inline void logger_show(Logger *log) {
     log->shown = true;
 }
 
-// Prints how long the steps of this start take, if that is ten minutes or more and no --time-limit ends the run before:
-// after the first step, on a GPU after the second, since the first tunes matmuls.
-static inline void logger_show_duration(const Logger *log, const StepReport *r, double by_steps) {
-    double hours = (by_steps + log->steps_seen * r->ms / 1000) / 3600;
-    if (log->steps_seen != (r->peak_rate > 0 ? 2 : 1) || hours < 1. / 6 || r->seconds_left < by_steps) { return; }
-    printf("time      about %.*f %s to the last step\n", hours < 1 ? 0 : 1, hours < 1 ? 60 * hours : hours,
-           hours < 1 ? "minutes" : "hours");
-}
-
 // appends a member to a JSON object; a number that is not finite is null
 static inline void logger_number(char line[LINE_LENGTH], const char *name, double x) {
     size_t length = strlen(line);
@@ -292,10 +283,12 @@ static inline void logger_step(Logger *log, StepReport r) {
     bool due = now_seconds() - log->last_line >= 1;
     if (due || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped) { logger_show(log); }
     if (*r.origin) { logger_print(r.step, "%s", r.origin); }
-    logger_show_duration(log, &r, by_steps);
+    if (log->steps_seen == 1 && r.sent > 0) {
+        printf("sent      %.2f MiB an update, from rank 0 to the others\n", (double)r.sent / (1 << 20));
+    }
 }
 
-// prints the last step, and why the run ends before max_steps
+// Prints the last step, and the reason why the run ends before max_steps.
 static inline void logger_stopped(Logger *log, long long step, long long max_steps, const char *why) {
     if (log->steps_seen > 0 && !log->shown) { logger_show(log); }
     printf("stopped at step %lld of %lld: %s\n", step, max_steps, why);
@@ -306,7 +299,7 @@ static inline void logger_stopped(Logger *log, long long step, long long max_ste
 
 // bits_per_byte: NAN without a tokenizer
 static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte, uint64_t tokens) {
-    char bits[64] = "", line[LINE_LENGTH] = "", count[COUNT_LENGTH];
+    char bits[64] = "", line[LINE_LENGTH] = "";
     logger_number(line, "val_loss", val_loss);
     if (!isnan(bits_per_byte)) {
         snprintf(bits, sizeof bits, " | bits per byte %.4f", bits_per_byte);
@@ -314,7 +307,7 @@ static inline void logger_val(Logger *log, long long step, double val_loss, doub
     }
     logger_number(line, "val_tokens", (double)tokens);
     log_file_line(&log->main_log, "s:%lld tel:%.4f\n", step, val_loss);
-    logger_print(step, "validation loss %.4f (%s tokens)%s", val_loss, count_text(count, tokens), bits);
+    logger_print(step, "validation loss %.4f (%" PRIu64 " tokens)%s", val_loss, tokens, bits);
     log_file_line(&log->metrics, "{\"step\":%lld%s}\n", step, line);
 }
 

@@ -1,14 +1,10 @@
-/*
-The model of a new or resumed run: the shape or weights of -e, or with -y 1 the newest checkpoint in -o.
-defines: ModelSource, resumed_checkpoint, model_source, hash_weights, check_trained, check_length, check_rows
-*/
+// The model of a new or resumed run: the shape or weights of -e, or with -y 1 the newest checkpoint in -o.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
-#include "llmc/common/file_kind.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/range.h"
 #include "llmc/run/train_args.h"
@@ -17,26 +13,16 @@ defines: ModelSource, resumed_checkpoint, model_source, hash_weights, check_trai
 
 typedef struct {
     GPT2Config config;
-    bool has_weights;              // else gpt2_init draws them from --seed
+    bool has_weights;              // else gpt2_load draws them from --seed
     ModelFile weights;             // opened if has_weights; the caller closes it
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
+    long long step;                // of the checkpoint, by the name of its folder; -1 for a new run
 } ModelSource;
 
-// The checkpoint that -y 1 resumes: its step, and its folder; -1 and "": the run begins.
+// Returns the step of the checkpoint that -y 1 resumes, and sets its folder; -1 and "": the run starts anew.
 static inline long long resumed_checkpoint(char *folder, const TrainArgs *a) {
     *folder = 0;
     return a->resume && a->run_dir && !a->generate && !a->eval ? checkpoint_newest(folder, a->run_dir) : -1;
-}
-
-// Stops at a folder with weights in another format, and names the file.
-static inline void refuse_other_folder(const char *folder) {
-    for (size_t i = 0; i < NAMED_KINDS; i++) {
-        char pattern[PATH_LENGTH];
-        glob_t found;
-        format_path(pattern, "%s/%s", folder, named_kinds[i].pattern);
-        if (glob(pattern, 0, NULL, &found) == 0) { refuse_kind("-e", found.gl_pathv[0], EXPECTED_MODEL); }
-        globfree(&found);
-    }
 }
 
 // model = the file or folder of a model. A run directory stands for its newest checkpoint. Stops if a folder has no
@@ -47,12 +33,12 @@ static inline void find_model(char *model, const char *word) {
     bool is_file = has_ending(model, "/model.safetensors") || strcmp(model, "model.safetensors") == 0;
     format_path(folder, "%s", model);
     if (is_file) { folder_of(folder, model); }
-    checkpoint_check(folder, word, false);
+    require_whole_checkpoint(folder, word, false);
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
-    refuse_other_folder(model);
     input_error("-e %s is a folder without model.safetensors, its index or checkpoints (a run saves them with -n); "
-                "give llm.c's model_*.bin itself, or a folder that transformers' save_pretrained writes",
+                "give llm.c's model_*.bin itself, or a folder that transformers' save_pretrained writes; doc/files.md "
+                "converts PyTorch's files",
                 word);
 }
 
@@ -64,7 +50,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
     char text[PATH_LENGTH];
     if (config_from_descriptor(config, word, data_vocab, positions)) {
         snprintf(text, sizeof text, "-e %s", word);
-        config_check(config, text);
+        require_valid_shape(config, text);
         return false;
     }
     if (access(word, F_OK) != 0) {
@@ -80,7 +66,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
 
 // Stops if -e on the command line names another shape than the checkpoint. The -e in config.json is not compared: the
 // weights that a run started from may be gone.
-static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
+static inline void require_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
     GPT2Config given;
     ModelFile file;
     if (!a->model || a->saved_model) { return; }
@@ -95,14 +81,15 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);
-    if (resumed_checkpoint(source.checkpoint, a) < 0) {
+    source.step = resumed_checkpoint(source.checkpoint, a);
+    if (source.step < 0) {
         source.has_weights = resolve_model(a, data_vocab, a->T, &source.config, &source.weights);
         return source;
     }
     source.weights = model_open(source.checkpoint);
     source.has_weights = true;
     source.config = source.weights.config;
-    check_same_shape(a, data_vocab, &source.config, source.checkpoint);
+    require_same_shape(a, data_vocab, &source.config, source.checkpoint);
     return source;
 }
 
@@ -114,15 +101,13 @@ static inline uint64_t hash_weights(uint64_t hash, const SafeTensors *file) {
 }
 
 // Stops unless -e names weights; `flag` needs them.
-static inline void check_trained(const ModelSource *source, const char *flag, const TrainArgs *a) {
+static inline void require_weights(const ModelSource *source, const char *flag, const TrainArgs *a) {
     if (source->has_weights) { return; }
     input_error("%s needs trained weights, but -e %s only describes a shape; give a folder or a file with weights",
                 flag, a->model);
 }
 
-// Stops if -t is longer than the model. --eval without -t takes all positions.
-static inline void check_length(TrainArgs *a, const GPT2Config *c) {
-    if (a->eval && a->T == ALL_POSITIONS) { a->T = c->max_seq_len; }
+static inline void require_length(const TrainArgs *a, const GPT2Config *c) {
     if (a->T > c->max_seq_len) {
         input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len,
                     c->max_seq_len);
@@ -131,7 +116,7 @@ static inline void check_length(TrainArgs *a, const GPT2Config *c) {
 
 // With -tp, the rows of a micro-batch are divided into t chunks of N / t, rounded up. Stops if that leaves none for the
 // last rank, whose matmuls need a row.
-static inline void check_rows(const TrainArgs *a) {
+static inline void require_rows(const TrainArgs *a) {
     int t = a->tensor_parallel, rows = a->B * a->T;
     if (row_range(rows, t, t - 1).count > 0) { return; }
     input_error("-tp %d divides the %d rows of a micro-batch into chunks of %d, which leaves none for the last rank; "

@@ -1,8 +1,6 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, each rank's cores and output, and the
 signals that end a run with a checkpoint.
-defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, hash_text, add_hash,
-         share_machine, start_process, catch_signals, agreed_signal, signal_text
 
 The signals are SIGINT, SIGTERM, SIGHUP (an ssh connection ends), SIGPIPE (the reader of stdout is gone), SIGXCPU (the
 soft limit of CPU time), and SIGUSR1 and SIGUSR2, which mpirun forwards without killing the ranks. A second signal ends
@@ -18,22 +16,14 @@ the program at once.
 #include "llmc/run/backends.h"
 #include "llmc/run/flag_table.h"
 #include "llmc/run/flags.h"
-#include "llmc/run/model_source.h"
 #include "llmc/run/train_args.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-typedef struct {
-    Comm *world;  // all ranks
-    Comm *dp;     // data-parallel group: ranks with the same slice and different data
-    Comm *tp;     // tensor-parallel group: neighbouring ranks, with the same data and different slices
-} Groups;
-
 // Stops if an item of a rank differs from rank 0's. `advice` ends the error. Deletes the items.
-static inline void check_all_have(Comm *world, cJSON *items, const char *advice) {
+static inline void require_same_items(Comm *world, cJSON *items, const char *advice) {
     const cJSON *item;
     cJSON_ArrayForEach(item, items) {
         char *text = cJSON_PrintUnformatted(item);
@@ -56,32 +46,24 @@ static inline void add_hash(cJSON *json, const char *name, uint64_t hash) {
     cJSON_AddStringToObject(json, name, text);
 }
 
-// Stops unless every rank reads the same model.
-static inline void check_same_model(const ModelSource *source, Comm *world) {
-    cJSON *model = cJSON_CreateObject();
-    uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
-    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
-    add_hash(model, "model", hash);
-    check_all_have(world, model, "all ranks need the same files at -o and -e");
-}
-
 // Compares builds first, since another build may have other flags. CPU levels count, since they round differently.
-static inline void check_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
+static inline void require_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
     cJSON *build = cJSON_CreateObject(), *flags = flags_to_json(flag_table, NUM_FLAGS, a);
     cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
     cJSON_AddStringToObject(build, "device", device->name);
     cJSON_AddNumberToObject(build, "number of flags", cJSON_GetArraySize(flags));
-    check_all_have(world, build, "start the same program on all ranks, on machines all with a GPU, or all without");
-    cJSON *level = cJSON_CreateObject();
-    cJSON_AddStringToObject(level, "CPU level", CPU_LEVEL);
-    check_all_have(world, level, "set TRAIN_GPT2_ARCH to a level that the CPUs of all ranks have");
+    cJSON_AddStringToObject(build, "CPU level", CPU_LEVEL);
+    require_same_items(
+        world, build,
+        "start the same program on all ranks, on machines all with a GPU, or all without; TRAIN_GPT2_ARCH "
+        "sets the CPU level");
     cJSON_DeleteItemFromObject(flags, "process-rank");
-    cJSON_DeleteItemFromObject(flags, "threads");
-    check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
+    require_same_items(world, flags,
+                       "give all ranks the same flags, on their command lines and in the config.json of -o");
 }
 
 #ifdef HAVE_CUDA
-// Runs the collectives of training once, so that check_memory and --fit see the memory that is really free: NCCL
+// Runs the collectives of training once, so that require_memory and --fit see the memory that is really free: NCCL
 // allocates the buffers of an algorithm at its first use, 0.5 to 1.6 GB in a group (NCCL's issues 964 and 864), and
 // chooses the algorithm by size. With -tp, the only collective of the whole world is the all-reduce of loss and norm.
 static inline void connect_groups(const Groups *groups) {
@@ -126,70 +108,37 @@ static inline Groups groups_of(const TrainArgs *a, Comm *world) {
     return groups;
 }
 
-// The groups of a run on `device`. host: from comm_open. Close with close_groups.
-static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    check_same_flags(a, device, host);
+// The groups of a run on `device`. launched: from comm_open. Close with close_groups.
+static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *launched) {
+    require_same_flags(a, device, launched);
     Comm *world = a->init_method == COMM_INIT_MPI
-                      ? comm_open_for(device, host)
+                      ? comm_open_for(device, launched)
                       : comm_open_by_file(device, num_ranks(a), a->rank, a->gpus_per_node, a->shared_folder);
-    if (host->size == 1) { check_same_flags(a, device, world); }
+    if (launched->size == 1) { require_same_flags(a, device, world); }
     return groups_of(a, world);
 }
 
-static inline void close_groups(const Groups *groups, const Comm *host) {
+static inline void close_groups(const Groups *groups, const Comm *launched) {
     if (groups->dp != groups->world) { comm_close(groups->dp); }
     comm_close(groups->tp);
-    if (groups->world != host) { comm_close(groups->world); }
+    if (groups->world != launched) { comm_close(groups->world); }
 }
 
 // Silences all ranks but rank 0, and divides the cores of a machine among its ranks.
-static inline void share_machine(const TrainArgs *a, Comm *host) {
+static inline void share_machine(const TrainArgs *a, Comm *launched) {
+    omp_set_dynamic(0);  // OMP_NUM_THREADS is the number of threads
     if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         run_error("could not open /dev/null: %s", strerror(errno));
     }
-    int ranks_here = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / ranks_here;
+    int ranks_here = (int)comm_max(launched->local_rank, launched) + 1, cores = omp_get_num_procs() / ranks_here;
     if (ranks_here > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
-    if (a->threads > 0) { omp_set_num_threads(a->threads); }
-    const int max_threads = 1024;  // libgomp crashes at too many
-    int threads = a->help || a->version || a->plan ? 0 : omp_get_max_threads();
-    if (threads > max_threads && threads > omp_get_num_procs()) {
-        input_error("OMP_NUM_THREADS asks for %d threads, expected at most %d: leave it unset, or give --threads N",
-                    threads, max_threads);
-    }
-}
-
-// Lets idle OpenMP threads spin only briefly. Long spinning uses up the time slice that another thread needs: with two
-// other busy programs, a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program
-// executes itself again.
-static inline void limit_spinning(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
-    char path[PATH_LENGTH];  // resolved, or else the process is named "exe"
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (length <= 0) { return; }
-    path[length] = 0;
-    setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv(path, argv);  // if it fails, we go on with long spinning
-}
-
-// The first call of main. Stops at a stack that is smaller than what the program and libgomp keep there.
-static inline void start_process(char **argv) {
-    enum { MIN_STACK = 256 };  // KiB
-    struct rlimit stack;
-    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur >> 10 < MIN_STACK) {
-        run_error("the stack is limited to %d KiB, expected at least %d: raise it with ulimit -s 8192",
-                  (int)(stack.rlim_cur >> 10), MIN_STACK);
-    }
-    limit_spinning(argv);
-    omp_set_dynamic(0);        // --threads is the number of threads
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
 }
 
 // ---- signals
 
-// Globals: a signal handler has no argument.
-static volatile sig_atomic_t received_signal;  // 0: none
-static volatile double received_at;            // seconds
-static char signal_answer[160];                // printed at the first signal; "": nothing
+// Globals, as received_signal is: a signal handler has no argument.
+static volatile double received_at;  // seconds
+static char signal_answer[160];      // printed at the first signal; "": nothing
 
 // Two signals within 0.2 s count as one, since `timeout` signals both the program and its group. SIGXCPU comes again
 // after each second of CPU time until the hard limit, and SIGPIPE with each line that has no reader.
@@ -226,17 +175,4 @@ static inline void catch_signals(const TrainArgs *a) {
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
         sigaction(signals[i], &action, NULL);
     }
-}
-
-// A signal that any rank received; 0: none. All ranks call it.
-static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }
-
-// why a run stops at this signal; "" at 0
-static inline const char *signal_text(int signal_number) {
-    return signal_number == 0         ? ""
-           : signal_number == SIGINT  ? "interrupted"
-           : signal_number == SIGTERM ? "told to end by SIGTERM"
-           : signal_number == SIGXCPU ? "out of CPU time (SIGXCPU)"
-           : signal_number == SIGPIPE ? "the reader of stdout is gone (SIGPIPE)"
-                                      : "told to end by a signal";
 }

@@ -1,8 +1,6 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, config.json, and the evaluations that a
 resumed run has already made.
-defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_checkpoint, check_disk, resumed_step,
-         open_run_dir, check_skips, evaluations_read, check_time_limit, print_resume_command
 */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
@@ -22,40 +20,18 @@ defines: name_run_dir, check_run_dir, make_run_dir, lock_run_dir, check_last_che
 #include "llmc/shapes/params.h"
 #include <ctype.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-// The -o of a text without -e, if none is given: the first of runs/NAME-1, runs/NAME-2, ... that does not exist.
-static inline void name_run_dir(TrainArgs *a, Comm *world) {
-    if (!a->text_alone || a->run_dir) { return; }
-    const char *slash = strrchr(a->train_data, '/');
-    char name[64];
-    snprintf(name, sizeof name, "%s", slash ? slash + 1 : a->train_data);
-    name[strcspn(name, ".")] = 0;
-    if (!*name || strchr(name, '*')) { snprintf(name, sizeof name, "text"); }
-    for (char *c = name; *c; c++) { *c = isalnum((unsigned char)*c) || *c == '-' ? *c : '_'; }
-    for (int i = 1; i == 1 || access(a->named_dir, F_OK) == 0; i++) {
-        snprintf(a->named_dir, sizeof a->named_dir, "runs/%s-%d", name, i);
-    }
-    comm_broadcast_host(a->named_dir, sizeof a->named_dir, 0, world);
-    a->run_dir = a->named_dir;
-}
-
 // True if the folder is of a run that ended before its first checkpoint was due, which -y 1 begins again.
 static inline bool ended_early(const char *run_dir) {
-    char path[PATH_LENGTH], *line = NULL;
-    size_t room = 0;
-    format_path(path, "%s/config.json", run_dir);
-    cJSON *config = try_read_json(path);
-    const cJSON *every = json_get(config, "checkpoint-every");
-    bool early = cJSON_IsNumber(every);
-    double due = early ? every->valuedouble : 0;
-    cJSON_Delete(config);
+    char path[PATH_LENGTH];
+    double due = number_in(run_dir, "config.json", "checkpoint-every");
+    bool early = due >= 0;
     format_path(path, "%s/metrics.jsonl", run_dir);
-    FILE *file = logger_open_old(path);
-    while (logger_next_line(file, &line, &room, path) > 0) { early &= (double)logger_line_step(line) <= due; }
-    free(line);
-    if (file) { fclose(file); }
+    LogReader log = {NULL, NULL, 0, 0};
+    while (log_next(&log, path)) { early &= (double)log.step <= due; }
     return early;
 }
 
@@ -75,26 +51,18 @@ static inline void find_other_run(char *name, const char *run_dir, bool early) {
 }
 
 // Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model. resume: of -y
-static inline void check_run_dir(const TrainArgs *a, bool resume) {
-    const int longest = PATH_LENGTH - 64;  // leaves room for the names of files
+static inline void require_run_dir(const TrainArgs *a, bool resume) {
     char path[PATH_LENGTH], name[PATH_LENGTH] = "";
     if (!a->run_dir) { return; }
-    if (strlen(a->run_dir) > (size_t)longest) {
-        input_error("-o is %zu characters long, and the maximum is %d; give a shorter one", strlen(a->run_dir),
-                    longest);
-    }
+    format_path(path, "%s/%64s", a->run_dir, "");  // stops if the names of its files would not fit PATH_LENGTH
     format_path(path, "%s/.", a->run_dir);
     if (access(path, R_OK | W_OK | X_OK) != 0 && errno != ENOENT) {
         input_error("-o %s cannot be written (%s); give a folder, which need not exist, or change its permissions",
                     a->run_dir, strerror(errno));
     }
-    if (resume) { restore_best(a->run_dir); }
     bool resumes = resume && resumed_checkpoint(path, a) >= 0;
     if (!resumes) { find_other_run(name, a->run_dir, resume && ended_early(a->run_dir)); }
-    if (resumes || !*name) {
-        if (resume) { remove_unfinished(a->run_dir); }  // of a killed save
-        return;
-    }
+    if (resumes || !*name) { return; }
     if (resume) {
         input_error("-y 1: '%s' holds %s, but no whole checkpoint, step_ folder or best/, to resume from; give a new "
                     "folder with -o",
@@ -133,16 +101,20 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// -y 1: stops if the checkpoint to resume is damaged. All ranks call it: rank 0 reads the checkpoint before any rank
-// opens it.
-static inline void check_last_checkpoint(const TrainArgs *a, Comm *world) {
+// Locks the run directory, and stops if the run cannot use it, or if the checkpoint to resume is damaged. Before a
+// resume it undoes what a killed save left. Returns the lock, as lock_run_dir does.
+static inline int claim_run_dir(const TrainArgs *a) {
     char folder[PATH_LENGTH];
-    if (world->rank == 0 && resumed_checkpoint(folder, a) >= 0) { checkpoint_check(folder, a->run_dir, true); }
-    comm_barrier(world);
+    int lock = lock_run_dir(a->run_dir);
+    bool resumes = a->resume && lock >= 0;
+    if (resumes) { restore_best(a->run_dir); }
+    require_run_dir(a, a->resume);
+    if (resumes) { remove_unfinished(a->run_dir); }
+    if (resumed_checkpoint(folder, a) >= 0) { require_whole_checkpoint(folder, a->run_dir, true); }
+    return lock;
 }
 
-// Stops if there is no room for one checkpoint.
-static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
+static inline void require_disk_space(const TrainArgs *a, const GPT2Config *c) {
     struct statvfs disk;
     char folder[PATH_LENGTH], above[PATH_LENGTH];
     if (!saves_checkpoints(a)) { return; }
@@ -167,53 +139,22 @@ static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
 
 // ---- config.json
 
-// The flags of a run as JSON. -d is saved in tokens, since -1 depends on the number of ranks.
-static inline cJSON *run_config(const TrainArgs *a) {
-    TrainArgs args = *a;
-    args.batch_tokens = tokens_of_update(a);
-    args.num_processes = num_ranks(a);
-    return flags_to_json(flag_table, NUM_FLAGS, &args);
-}
-
-// Prints the names in a resumed run's config.json that are no flags, such as those of another version.
-static inline void print_unknown_flags(const cJSON *config) {
-    const cJSON *item;
-    int found = 0;
-    cJSON_ArrayForEach(item, config) {
-        char name[FLAG_TEXT];
-        snprintf(name, sizeof name, "--%s", item->string);
-        if (flag_find(flag_table, NUM_FLAGS, name, strlen(name)) || strcmp(item->string, "chosen") == 0) { continue; }
-        printf("%s%s", found++ ? ", " : "note      config.json has unknown names, which are ignored: ", item->string);
-    }
-    if (found) { putchar('\n'); }
-}
-
-// Prints each flag that differs from the resumed run's, if config.json can be read.
-static inline void print_changed_flags(const TrainArgs *a) {
+// Prints what a resumed run does not take from its config.json: names that are no flags, such as those of another
+// version, or everything if the file is missing.
+static inline void print_config_notes(const TrainArgs *a) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", a->run_dir);
-    cJSON *before = try_read_json(path), *now = run_config(a), *item;
-    print_unknown_flags(before);
+    cJSON *before = try_read_json(path), *item;
     if (!before) { puts("note      config.json is missing: flags that are not given have their defaults"); }
-    cJSON_ArrayForEach(item, now) {
-        const cJSON *old = json_get(before, item->string);
-        bool hidden = flag_choice_index("resume output gpu-log time-limit", item->string) >= 0;
-        bool still_auto =
-            flag_was_auto(before, item->string) && cJSON_IsString(item) && !strcmp(item->valuestring, "auto");
-        if (!old || hidden || still_auto) { continue; }
-        char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
-        if (strcmp(old_value, value) != 0) {
-            printf("note      --%s was %s, is now %s\n", item->string, old_value, value);
-        }
-        cJSON_free(old_value);
-        cJSON_free(value);
+    cJSON_ArrayForEach(item, before) {
+        if (flag_find(flag_table, NUM_FLAGS, item->string, strlen(item->string), false)) { continue; }
+        printf("note      config.json has a name that is no flag, and is ignored: %s\n", item->string);
     }
     cJSON_Delete(before);
-    cJSON_Delete(now);
 }
 
-// Rank 0 makes the folder and locks it, unless *lock is open already, prints the flags that a resumed run changes, and
-// writes config.json. planned_steps: of the resumed run, 0 for a new run.
+// Rank 0 makes the folder, locks it unless *lock is open already, and writes config.json. planned_steps: of the resumed
+// run, 0 for a new run.
 static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned_steps, long long max_steps,
                                 Comm *world) {
     bool writes = a->run_dir && world->rank == 0;
@@ -221,19 +162,22 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
     if (writes) { make_run_dir(a->run_dir); }
     if (writes && *lock < 0) {
         *lock = lock_run_dir(a->run_dir);
-        check_run_dir(a, false);  // another run may have begun in the new folder
+        require_run_dir(a, false);  // another run may have begun in the new folder
     }
     bool shared = a->run_dir && (saves_checkpoints(a) || a->resume || a->profile > 0);
-    if (shared) { check_shared_folder(a->run_dir, world); }
+    if (shared) { require_shared_folder(a->run_dir, world); }
     if (!writes) { return; }
-    if (planned_steps > 0) { print_changed_flags(a); }
+    if (planned_steps > 0) { print_config_notes(a); }
     if (planned_steps > 0 && planned_steps != max_steps) {
         bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
         printf("note      the schedule was for %lld steps and is now for %lld%s\n", planned_steps, max_steps,
                decays ? ": the learning rate differs" : "");
     }
     format_path(path, "%s/config.json", a->run_dir);
-    cJSON *config = run_config(a);
+    TrainArgs args = *a;
+    args.batch_tokens = tokens_of_update(a);  // -1 depends on the number of ranks
+    args.num_processes = num_ranks(a);
+    cJSON *config = flags_to_json(flag_table, NUM_FLAGS, &args);
     int error = write_json(path, config);
     if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
     cJSON_Delete(config);
@@ -241,70 +185,55 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
 
 // ---- a run that resumes, or fails
 
-// The step of the checkpoint in `folder`, from its state.json.
-static inline long long resumed_step(const cJSON *state, const TrainArgs *a, const char *folder) {
-    char file[PATH_LENGTH];
-    format_path(file, "%s/state.json", folder);
+// The step in the checkpoint's state.json. named: the step that its folder is named for. file: the path, for messages.
+static inline long long resumed_step(const cJSON *state, const TrainArgs *a, long long named, const char *file) {
     long long step = json_whole(state, "step", 0, INT_MAX - 1, file);
-    char newest[PATH_LENGTH];
-    if (step != resumed_checkpoint(newest, a)) {
+    if (step != named) {
         input_error("'%s' says step %lld, and its folder is named for another; restore the file or the folder's name",
                     file, step);
     }
     if (a->max_steps > 0 && step > a->max_steps) {
         input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to resume it", (long long)a->max_steps,
-                    folder, step);
+                    file, step);
     }
     return step;
 }
 
 // Stops a run in which MAX_SKIPS updates in a row were skipped, or that ends without an update because no loss or norm
 // was finite.
-static inline void check_skips(const TrainArgs *a, const Outliers *outliers, const Logger *log, bool ending) {
+static inline void require_updates(const Outliers *outliers, const Logger *log, bool ending) {
     bool all = outliers->skipped > 0 && outliers->skipped == log->steps_seen;
     bool finite = isfinite(log->last.loss) && isfinite(log->last.grad_norm);
     if (outliers->skipped < MAX_SKIPS && !(ending && all && !finite)) { return; }
-    char folder[PATH_LENGTH], checkpoint[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
-    if (a->run_dir && checkpoint_newest(folder, a->run_dir) >= 0) {
-        snprintf(checkpoint, sizeof checkpoint, "the last checkpoint is '%s'", folder);
-    }
     const char *advice = "find the operation with --nan-check 1, lower -l or give a longer -u";
     if (all) {
         advice = "no update since the start was good: find the operation with --nan-check 1; if the weights are too "
                  "large, move the checkpoints with them out of -o and resume, or give other weights with -e";
     }
-    run_error("%d update%s in a row %s skipped, the last at step %lld: %s; %s; %s", outliers->skipped,
+    run_error("%d update%s in a row %s skipped, the last at step %lld: %s; %s", outliers->skipped,
               plural_s((uint64_t)outliers->skipped), outliers->skipped == 1 ? "was" : "were", log->last.step,
-              log->last.skipped, checkpoint, advice);
+              log->last.skipped, advice);
 }
 
 // ---- the evaluations of a resumed run
 
-// the number after "key": in a line of metrics.jsonl; NAN for null, `missing` without the key
-static inline double line_number(const char *line, const char *key, double missing) {
-    const char *value = strstr(line, key);
-    if (!value) { return missing; }
-    return strncmp(value += strlen(key), "null", 4) ? strtod(value, NULL) : NAN;
-}
-
 // Records the evaluations in metrics.jsonl up to `step`. Returns the tokens of the last validation if its loss cannot
 // be compared with those of this run, else 0. Older versions wrote no val_tokens.
 static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
-    FILE *file = logger_open_old(path);
-    char *line = NULL;
-    size_t room = 0;
+    LogReader log = {NULL, NULL, 0, 0};
     uint64_t other = 0;
-    while (logger_next_line(file, &line, &room, path) > 0) {
-        long long at = logger_line_step(line);
-        if (at < 0 || at > step) { continue; }
-        if (strstr(line, "\"hellaswag\":")) { e->hellaswag = at; }
-        if (!strstr(line, "\"val_loss\":")) { continue; }
-        uint64_t tokens = (uint64_t)line_number(line, "\"val_tokens\":", (double)e->tokens);
-        other = tokens != e->tokens ? tokens : 0;
-        evaluations_add(e, at, tokens == e->tokens ? line_number(line, "\"val_loss\":", NAN) : NAN);
+    while (log_next(&log, path)) {
+        if (log.step < 0 || log.step > step) { continue; }
+        cJSON *line = cJSON_Parse(log.line);
+        const cJSON *loss = json_get(line, "val_loss"), *tokens = json_get(line, "val_tokens");
+        bool comparable = !tokens || tokens->valuedouble == (double)e->tokens;
+        if (json_get(line, "hellaswag")) { e->hellaswag = log.step; }
+        if (loss) {
+            evaluations_add(e, log.step, comparable ? cJSON_GetNumberValue(loss) : NAN);
+            other = comparable ? 0 : (uint64_t)tokens->valuedouble;
+        }
+        cJSON_Delete(line);
     }
-    free(line);
-    if (file) { fclose(file); }
     return other;
 }
 
@@ -323,20 +252,20 @@ static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir
 // HellaSwag's file, or NULL. val_tokens: of a validation. All ranks call it; rank 0 reads.
 static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, uint64_t val_tokens,
                                            long long step, Comm *world) {
-    Evaluations e = {hellaswag != NULL, -1, -1, 1, val_tokens, DBL_MAX, 0, 0, DBL_MAX, ""};
-    if (a->val_every > 0) { e.every = a->val_every; }
-    char path[PATH_LENGTH], before[COUNT_LENGTH], now[COUNT_LENGTH];
+    Evaluations e = {hellaswag != NULL, -1, -1, a->val_every > 0 ? a->val_every : 1, val_tokens, DBL_MAX, 0, 0,
+                     DBL_MAX,           ""};
+    char path[PATH_LENGTH];
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);
         uint64_t other = evaluations_read_metrics(&e, path, step), of_best = evaluations_read_best(&e, a->run_dir);
         bool compares = (a->patience > 0 && other) || (keeps_best(a) && of_best);
         if (a->val_every > 0 && compares) {
-            printf("note      a validation scored %s tokens, now %s: --patience and --keep-best start over%s\n",
-                   count_text(before, of_best ? of_best : other), count_text(now, val_tokens),
-                   of_best ? ", and best/ is kept as best_ with its step" : "");
+            printf("note      a validation scored %" PRIu64 " tokens, now %" PRIu64
+                   ": --patience and --keep-best start over%s\n",
+                   of_best ? of_best : other, val_tokens, of_best ? ", and best/ is kept as best_ with its step" : "");
         }
     }
-    evaluations_check_patience(&e, a->patience);
+    evaluations_apply_patience(&e, a->patience);
     comm_broadcast_host(&e, sizeof e, 0, world);
     return e;
 }
@@ -344,7 +273,7 @@ static inline Evaluations evaluations_read(const TrainArgs *a, const char *hella
 // ---- the end of a start
 
 // Stops a run whose --time-limit ended before its first update: started again and again, it would never get anywhere.
-static inline void check_time_limit(const TrainArgs *a, int steps_seen, const char *reason) {
+static inline void require_progress(const TrainArgs *a, int steps_seen, const char *reason) {
     if (steps_seen > 0 || strncmp(reason, "--time-limit", 12) != 0) { return; }
     run_error("--time-limit %g ended before one update of %lld tokens was finished, so nothing was trained; give a "
               "longer one, or fewer tokens with -b and -d",
@@ -353,13 +282,13 @@ static inline void check_time_limit(const TrainArgs *a, int steps_seen, const ch
 
 // Prints the command that resumes the run, or begins it again if its first checkpoint was not due yet.
 static inline void print_resume_command(const TrainArgs *a) {
-    char program[2 * PATH_LENGTH], folder[2 * PATH_LENGTH];
+    char folder[PATH_LENGTH];
     if (!a->run_dir || (checkpoint_newest(folder, a->run_dir) < 0 && a->checkpoint_every == 0)) { return; }
     printf("resume    ");
     if (num_ranks(a) > 1) {
         printf(a->init_method == COMM_INIT_MPI ? "mpirun -np %d " : "on %d ranks: ", num_ranks(a));
     }
-    printf("%s -o %s -y 1\n", shell_word(program, sizeof program, program_invocation_name),
-           shell_word(folder, sizeof folder, a->run_dir));
+    const char *quote = strpbrk(a->run_dir, " \t\"`$&;|<>()*?[]#~") ? "'" : "";  // a shell reads it as one word
+    printf("%s -o %s%s%s -y 1\n", program_invocation_name, quote, a->run_dir, quote);
     fflush(stdout);
 }

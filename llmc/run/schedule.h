@@ -1,10 +1,6 @@
 /*
-Decisions at a step, from flags and results alone: the learning rate, events that are due, skipped updates, and the
-evaluations that --keep-best and --patience go by.
-defines: schedule_lr, step_hyper, is_due, pauses_after, update_waits, MAX_SKIPS, OutlierDetector, Outliers,
-         outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json, outliers_add,
-         outliers_restore, Evaluations, logged_loss, evaluations_add, evaluations_check_patience, hellaswag_due,
-         evaluation_due
+The policy at each step, from flags and results alone: the learning rate, what is due, which updates are skipped, and
+the best loss and patience of --keep-best and --patience.
 
 Learning rate: a linear warmup, then one of four schedules. s: step from 0, W: warmup steps, N: steps of the run,
 f: final fraction, P = (s - start) / (N - start), at most 1
@@ -178,7 +174,7 @@ static inline void outliers_restore(Outliers *o, const cJSON *state, const char 
 
 // ---- evaluations
 
-// A loss counts as the 9 digits that metrics.jsonl has, so that a resumed run compares as an uninterrupted one does.
+// Losses are compared by the 9 digits of metrics.jsonl, so that a resumed run decides as an uninterrupted one.
 typedef struct {
     bool scores_hellaswag;     // -h 1, and its file is there
     long long val, hellaswag;  // the last steps with a result; -1: none
@@ -199,7 +195,7 @@ static inline double logged_loss(double x) {
 }
 
 // Sets patience_over if --patience ends the run.
-static inline void evaluations_check_patience(Evaluations *e, int patience) {
+static inline void evaluations_apply_patience(Evaluations *e, int patience) {
     if (patience == 0 || e->since < patience) { return; }
     snprintf(e->patience_over, sizeof e->patience_over,
              "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on", e->since,

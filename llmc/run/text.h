@@ -1,8 +1,4 @@
-/*
-Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: RunText, text_close, given_tokenizer, find_tokenizer_file, find_tokenizer, vocab_differs, tokenizer_advice,
-         prompt_text, document_start, prompt_tokens, print_token
-*/
+// Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/common/check.h"
@@ -88,11 +84,12 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
 }
 
 // Stops if the shards of a flag were made with another tokenizer than that of the file `path`.
-static inline void check_shards(const Tokenizer *tokenizer, const char *path, const char *flag, const char *shards) {
+static inline void require_same_tokenizer(const Tokenizer *tokenizer, const char *path, const char *flag,
+                                          const char *shards) {
     char merges[PATH_LENGTH];
     if (!shards) { return; }
     find_merges_of_shards(merges, shards);
-    if (!*merges || !token_files_match_shards(shards)) { return; }
+    if (!*merges || kind_of_first(shards) != FILE_TOKENS) { return; }
     Tokenizer other = tokenizer_open(merges);
     if (tokenizer_fingerprint(&other) != tokenizer_fingerprint(tokenizer)) {
         input_error("%s %s has the tokens of '%s', and the tokenizer is '%s': an id is another token there; make "
@@ -137,8 +134,8 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
     if (!given_tokenizer(a)) {  // before tokens are dropped
-        check_shards(tokenizer, path, a->eval ? "--eval" : "-i", a->eval ? a->eval : a->train_data);
-        check_shards(tokenizer, path, "-j", a->eval ? NULL : a->val_data);
+        require_same_tokenizer(tokenizer, path, a->eval ? "--eval" : "-i", a->eval ? a->eval : a->train_data);
+        require_same_tokenizer(tokenizer, path, "-j", a->eval ? NULL : a->val_data);
     }
     drop_added_tokens(tokenizer, vocab_size);
     bool wrong_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
@@ -150,10 +147,13 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// advice about a model without a tokenizer, for errors
-static inline const char *tokenizer_advice(int vocab_size) {
-    return vocab_size == GPT2_VOCAB ? "give GPT-2's vocab.bpe with --tokenizer; scripts/get_data.sh merges fetches it"
-                                    : "give the merges.txt or tokenizer.json of its vocabulary with --tokenizer";
+// Stops at `value` of a flag if no tokenizer is known.
+static inline void require_tokenizer(bool known, const char *flag, const char *value, int vocab_size) {
+    const char *file = vocab_size == GPT2_VOCAB ? "GPT-2's vocab.bpe (scripts/get_data.sh merges fetches it)"
+                                                : "the merges.txt or tokenizer.json of its vocabulary";
+    if (known) { return; }
+    input_error("%s %s: a model of %d tokens needs a tokenizer; give %s with --tokenizer", flag, value, vocab_size,
+                file);
 }
 
 // The text of --prompt; the caller frees it. @FILE reads a file and @- reads stdin, without the last newline; @@TEXT is
@@ -181,10 +181,7 @@ static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *prompt, const GPT2Config *c, FILE *notes,
                                    int **tokens) {
     char *text = prompt_text(prompt);
-    if (*text && !tokenizer) {
-        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", c->vocab_size,
-                    tokenizer_advice(c->vocab_size));
-    }
+    if (*text) { require_tokenizer(tokenizer, "--prompt", prompt, c->vocab_size); }
     size_t count = *text ? tokenizer_encode(tokenizer, text, strlen(text), tokens) : 1;
     if (!*text) {
         *tokens = (int *)xmalloc(sizeof(int));

@@ -1,6 +1,5 @@
 /*
 --tokenize: writes the documents of a corpus as token shards. --train-bpe: learns a vocabulary from a corpus.
-defines: tokenize_corpus, train_bpe
 
 Blocks      A thread reads a block of about 1 MiB, encodes it, waits for its turn and writes it. Reading and writing are
             in the order of the corpus, so the shards do not depend on the number of threads.
@@ -13,16 +12,15 @@ Memory      a block and its tokens for each thread, and the window of corpus.h
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
-#include "llmc/common/hash.h"
 #include "llmc/common/progress.h"
 #include "llmc/data/bpe_trainer.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_files.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/run/run_dir.h"
 #include "llmc/run/train_args.h"
-#include <omp.h>
 
 enum { TOKENIZE_BLOCK = 1 << 20 };  // bytes
 
@@ -51,24 +49,22 @@ typedef struct {
 
 // ---- one block
 
-static inline void block_add(TokenizeBlock *b, const CorpusPiece *from) {
-    if (b->bytes + from->bytes >= b->capacity) {  // also for a block of empty documents: text is not NULL
-        b->capacity = b->bytes + from->bytes + TOKENIZE_BLOCK;
-        b->text = (char *)xrealloc(b->text, b->capacity);
-    }
-    TokenizePiece piece = {b->bytes, from->bytes, 0, from->ends_document};
-    b->pieces = (TokenizePiece *)xgrow(b->pieces, (size_t)b->num_pieces, sizeof *b->pieces);
-    b->pieces[b->num_pieces++] = piece;
-    memcpy(b->text + b->bytes, from->text, from->bytes);
-    b->bytes += from->bytes;
-}
-
 // Reads the next block. It has no pieces at the end of the corpus.
 static inline void block_read(TokenizeBlock *b, Corpus *corpus) {
-    CorpusPiece piece;
+    CorpusPiece from;
     b->bytes = 0;
     b->num_pieces = 0;
-    while (b->bytes < TOKENIZE_BLOCK && corpus_next(corpus, &piece)) { block_add(b, &piece); }
+    while (b->bytes < TOKENIZE_BLOCK && corpus_next(corpus, &from)) {
+        if (b->bytes + from.bytes >= b->capacity) {  // also for a block of empty documents: text is not NULL
+            b->capacity = b->bytes + from.bytes + TOKENIZE_BLOCK;
+            b->text = (char *)xrealloc(b->text, b->capacity);
+        }
+        TokenizePiece piece = {b->bytes, from.bytes, 0, from.ends_document};
+        b->pieces = (TokenizePiece *)xgrow(b->pieces, (size_t)b->num_pieces, sizeof *b->pieces);
+        b->pieces[b->num_pieces++] = piece;
+        memcpy(b->text + b->bytes, from.text, from.bytes);
+        b->bytes += from.bytes;
+    }
 }
 
 static inline void block_encode(const Tokenizer *t, TokenizeBlock *b) {
@@ -108,7 +104,7 @@ static inline void block_free(TokenizeBlock *b) {
 
 static inline void tokenize_blocks(TokenizeJob *job) {
     uint64_t blocks_read = 0, blocks_written = 0;
-#pragma omp parallel num_threads(job->args->threads > 0 ? job->args->threads : omp_get_max_threads())
+#pragma omp parallel
     {
         TokenizeBlock block;
         memset(&block, 0, sizeof block);
@@ -137,15 +133,6 @@ static inline void tokenize_print_end(const TokenizeJob *job, double seconds) {
            plural_s((uint64_t)w->num_train), w->written[SHARD_TRAIN], w->written[SHARD_VAL]);
     printf("%" PRIu64 " document%s, %.1f MB in %.1f s: %.1f MB/s\n", job->documents, plural_s(job->documents),
            bytes / 1e6, seconds, bytes / 1e6 / seconds);
-    if (job->args->val_share > 0 && w->written[SHARD_VAL] == 0) {
-        printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
-    }
-    double share = (double)w->written[SHARD_VAL] / (double)(w->written[SHARD_TRAIN] + w->written[SHARD_VAL]);
-    if (share > 2 * job->args->val_share) {
-        printf("note      validation has %.1f %% of the tokens, and --val-share asks for %.1f %%: the corpus has few "
-               "documents\n",
-               100 * share, 100 * job->args->val_share);
-    }
     corpus_print_notes(stdout, &job->corpus);
 }
 
@@ -163,8 +150,8 @@ static inline void tokenize_tokenizer_path(char *path, const TokenizeJob *job) {
     tokenizer_free(&found);
 }
 
-// Writes the text in -i as token shards.
-static inline void tokenize_corpus(const TrainArgs *a) {
+static inline void tokenize_corpus(TrainArgs *a, Comm *launched) {
+    (void)launched;
     TokenizeJob job;
     char path[PATH_LENGTH];
     double started = now_seconds();
@@ -177,10 +164,9 @@ static inline void tokenize_corpus(const TrainArgs *a) {
     }
     job.args = a;
     job.tokenizer = &tokenizer;
-    job.corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
+    job.corpus = corpus_open("-i", a->train_data, a->field);
     job.corpus.tokenizer = &tokenizer;
     tokenize_tokenizer_path(path, &job);
-    print_same_files(stdout, job.corpus.paths, job.corpus.num_files, job.corpus.num_files);
     char folder[PATH_LENGTH];
     folder_of(folder, a->tokenize);
     make_run_dir(folder);
@@ -213,12 +199,13 @@ static inline void train_bpe_path(char *path, const char *folder, const char *na
 }
 
 // Writes vocab.json and merges.txt, with --train-bpe tokens, to -o or to the current folder.
-static inline void train_bpe(const TrainArgs *a) {
+static inline void train_bpe(TrainArgs *a, Comm *launched) {
+    (void)launched;
     char vocab[PATH_LENGTH], merges[PATH_LENGTH];
     const char *folder = a->run_dir ? a->run_dir : ".";
     train_bpe_path(vocab, folder, "vocab.json");
     train_bpe_path(merges, folder, "merges.txt");
-    Corpus corpus = corpus_open("-i", a->train_data, a->field, a->skip_bad);
+    Corpus corpus = corpus_open("-i", a->train_data, a->field);
     BpeTrainer trainer;
     CorpusPiece piece;
     memset(&trainer, 0, sizeof trainer);
@@ -248,10 +235,6 @@ static inline void train_bpe(const TrainArgs *a) {
     close(lock);
     printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
            plural_s(words), now_seconds() - started);
-    if (tokenizer.vocab_size < a->train_bpe) {
-        printf("note      no pair of at most %d bytes occurs twice any more: %d tokens instead of %d\n",
-               TOKENIZER_MAX_TOKEN_BYTES, tokenizer.vocab_size, a->train_bpe);
-    }
     corpus_print_notes(stdout, &corpus);
     tokenizer_free(&tokenizer);
     bpe_free(&trainer);

@@ -3,9 +3,6 @@ Every operation of llmc/ops.h as a row that runs on any table of operations: sha
 bytes moved and FLOPs. The self-check, tests and benchmarks (dev/test/problems.h) loop over the rows.
 The calls are those of OPS, which say everything about their arrays: problem_describe makes one with names in the place
 of arrays, and hooks that note the operands instead of an operation.
-defines: OpShape, Array, Problem, OpCase, op_cases, op_case, op_shape, problem_describe, problem_make, problem_memory,
-         problem_run, problem_free, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set,
-         array_bytes, array_doubles, kernel_slack, array_share
 
   for each row op of op_cases, shape s = op_shape(op, i), v of op->variants:
       Problem p = problem_make(op, s, v);
@@ -17,6 +14,7 @@ To add an operation: shapes, unless a neighbour's fit; a fill_ function if norma
 table at the end. An argument with a new name has a line in call_operation.
 */
 #pragma once
+#include "llmc/activation.h"
 #include "llmc/classifier.h"
 #include "llmc/common/range.h"
 #include "llmc/common/rng.h"
@@ -76,7 +74,7 @@ static const OpShape layernorm_shapes[] = {
     {.B = 2, .T = 3, .C = 1, .slack = 20},    // rstd is 316 and multiplies a rounding error
 };
 
-static const OpShape gelu_shapes[] = {
+static const OpShape activation_shapes[] = {
     {.C = 3072},
     {.B = 2, .T = 16, .C = 3072},
     {.B = 3, .T = 7, .C = 67},
@@ -153,13 +151,9 @@ static const OpShape update_shapes[] = {
 static inline size_t shape_rows(const OpShape *s) { return (size_t)s->B * s->T; }
 static inline size_t shape_elements(const OpShape *s) { return shape_rows(s) * s->C; }
 
-// of a rank: first id, number of ids below V; first row, number of rows
+// of a rank: first id, number of ids below V
 static inline int part_first_id(const OpShape *s) { return s->rank * s->Vp; }
 static inline int part_ids(const OpShape *s) { return classifier_columns(part_first_id(s), s->V, s->Vp); }
-static inline size_t part_first_row(const OpShape *s) { return s->rank * chunk_size(shape_rows(s), s->ranks); }
-static inline size_t part_rows(const OpShape *s) {
-    return chunk_range(shape_rows(s), chunk_size(shape_rows(s), s->ranks), s->rank).count;
-}
 
 // ---- variants of a call, as bits: 0 has all arrays, sets its outputs, and has gradients in real
 
@@ -168,14 +162,14 @@ enum {
     ADDED = 1,  // GRAD_ADD
     GRADIENT_BF16 = 2,
     WITHOUT_BIAS = 4, WITHOUT_RESIDUAL = 8, WITHOUT_DINP = 16, WITHOUT_DWEIGHT = 32, WITHOUT_DBIAS = 64,
-    WITHOUT_GELU = 128,  // gelu_pre and dgelu_bias
+    WITH_ACTIVATION = 128,  // MLP_ACTIVATION
     OVER_IN = 256, OVER_RESIDUAL = 512,  // in place: out or dinp is in; out is residual
     WITHOUT_GRADIENT = 1024,  // dloss is 0
-    WITH_MASTER = 2048, WITH_REMAINDER = 4096, MOMENTS_BF16 = 8192, MOMENTS_8BIT = 16384,  // of an OptimizerState
+    WITH_REMAINDER = 2048, MOMENTS_BF16 = 4096, MOMENTS_8BIT = 8192,  // of an OptimizerState
     PRODUCT_ALONE = WITHOUT_BIAS | WITHOUT_RESIDUAL,
-    DINP_ALONE = WITHOUT_DWEIGHT | WITHOUT_DBIAS | WITHOUT_GELU,
-    DWEIGHT_ALONE = WITHOUT_DINP | WITHOUT_DBIAS | WITHOUT_GELU,
-    DBIAS_ALONE = WITHOUT_DINP | WITHOUT_DWEIGHT | WITHOUT_GELU
+    DINP_ALONE = WITHOUT_DWEIGHT | WITHOUT_DBIAS,
+    DWEIGHT_ALONE = WITHOUT_DINP | WITHOUT_DBIAS,
+    DBIAS_ALONE = WITHOUT_DINP | WITHOUT_DWEIGHT
 };
 // clang-format on
 #define CASE_DLOSS ((real)0.25)  // the classifier's, unless WITHOUT_GRADIENT
@@ -197,7 +191,7 @@ typedef struct {
     void *start;       // the values of data before a run
 } Array;
 
-enum { MAX_ARRAYS = 12, MAX_VARIANTS = 18, NUM_RANGES = 3 };
+enum { MAX_ARRAYS = 12, MAX_VARIANTS = 12, NUM_RANGES = 3 };
 
 typedef struct OpCase OpCase;
 
@@ -335,14 +329,11 @@ static inline StepHyper update_numbers(const Problem *p) {
 static inline OptimizerState update_state(const Problem *p) {
     const int v = p->variant;
     const DType moments = v & MOMENTS_8BIT ? DT_U8 : v & MOMENTS_BF16 ? DT_BF16 : DT_REAL;
-    OptimizerState state = {x_of(p, "params"),
-                            v & WITH_MASTER ? real_of(p, "master") : NULL,
-                            v & WITH_REMAINDER ? (int16_t *)data_of(p, "remainder", DT_I16) : NULL,
-                            data_of(p, "m", moments),
-                            data_of(p, "v", moments),
-                            moments,
-                            v & MOMENTS_8BIT ? (float *)data_of(p, "m_scales", DT_F32) : NULL,
-                            v & MOMENTS_8BIT ? (float *)data_of(p, "v_scales", DT_F32) : NULL};
+    OptimizerState state = {.moments = moments};
+    for (int i = 0; i < NUM_STATE_ARRAYS; i++) {
+        const StateArray a = state_array(i, v & WITH_REMAINDER, moments);
+        if (a.exists) { state.array[i] = data_of(p, a.name, a.dtype); }
+    }
     return state;
 }
 
@@ -352,10 +343,10 @@ static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
 #define X(name) name = x_of(p, #name)
 #define R(name) name = real_of(p, #name)
 #define G(name) name = gradient_of(p, #name)
-    floatX *X(out), *X(in), *X(wte), *X(wpe), *X(weight), *X(bias), *X(residual), *X(pre), *X(qkv);
-    floatX *X(keys), *X(values), *X(logits), *X(dout), *X(dinp), *X(dqkv), *X(gelu_pre), *X(update), *X(a), *X(b);
+    floatX *X(out), *X(in), *X(wte), *X(wpe), *X(weight), *X(bias), *X(residual), *X(qkv);
+    floatX *X(keys), *X(values), *X(logits), *X(dout), *X(dinp), *X(dqkv), *X(update), *X(a), *X(b);
     real *R(mean), *R(rstd), *R(lse), *R(statistics), *R(losses), *R(total), *R(sum), *R(norm_squared);
-    Gradient G(dweight), G(dbias), G(dgelu_bias), G(dwte), G(dwpe), G(grads), G(x);
+    Gradient G(dweight), G(dbias), G(dwte), G(dwpe), G(grads), G(x);
 #undef X
 #undef R
 #undef G
@@ -369,12 +360,15 @@ static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
     const int rows = s->Vp, Vl = s->Vp, ranks = s->ranks, m = s->C, pos = 0, num_ranges = NUM_RANGES, v = p->variant;
     const real dloss = v & WITHOUT_GRADIENT ? 0 : CASE_DLOSS, scale = (real)0.37;
     const GradMode mode = v & ADDED ? GRAD_ADD : GRAD_SET;
+    const ActivationFunction function = MLP_ACTIVATION;
+    Activation activation = {function, x_of(p, "activation.pre"), gradient_of(p, "activation.dbias")};
     const OpId id = p->op->id;
     int N = B * T, first = part_first_id(s);
     size_t n = s->n ? s->n : s->NH ? (size_t)T : shape_elements(s);
     if (id == OP_position_embedding_forward || id == OP_position_embedding_backward) {
-        first = (int)part_first_row(s);
-        N = (int)part_rows(s);
+        const Range part = chunk_range(shape_rows(s), chunk_size(shape_rows(s), s->ranks), s->rank);
+        first = (int)part.offset;
+        N = (int)part.count;
     }
     if (id == OP_adamw_update) { n = adamw_ranges(updated, s->n); }
     if (v & WITHOUT_BIAS) { bias = NULL; }
@@ -382,7 +376,7 @@ static inline void call_operation(Problem *p, const Ops *ops, Exec *ex) {
     if (v & WITHOUT_DINP) { dinp = NULL; }
     if (v & WITHOUT_DWEIGHT) { dweight = no_gradient; }
     if (v & WITHOUT_DBIAS) { dbias = no_gradient; }
-    if (v & WITHOUT_GELU) { gelu_pre = NULL, dgelu_bias = no_gradient; }
+    if (!(v & WITH_ACTIVATION)) { activation = no_activation; }
     if (v & OVER_IN) { out = dinp = in; }
     if (v & OVER_RESIDUAL) { out = residual; }
 #define CALL(op, parameters, arguments, ...)                                                                           \
@@ -458,13 +452,11 @@ static inline void fill_codes(Problem *p, const char *codes, const char *scales,
     for (size_t i = 0; i < s->n; i++) { array_set(s, i, fabs(array_value(s, i)) / last_number); }
 }
 
-// params are the master rounded, or remainders hold the master minus params; v is not negative; the norm is that of
-// gradients of 1
+// remainders are those of weights near params; v is not negative; the norm is that of gradients of 1
 static inline void fill_update(Problem *p) {
-    const Array *master = find_array(p, "master"), *v = find_array(p, "v");
+    const Array *v = find_array(p, "v");
     floatX *params = x_of(p, "params");
     int16_t *remainder = (int16_t *)data_of(p, "remainder", DT_I16);
-    for (size_t i = 0; master && i < master->n; i++) { params[i] = to_floatX_half_up((real)array_value(master, i)); }
     for (size_t i = 0; remainder && i < p->shape.n; i++) {
         real weight = (real)(to_real(params[i]) * (1 + 0.003 * rng_normal(1, 7, i)));
         params[i] = to_floatX_half_up(weight);
@@ -490,15 +482,15 @@ static inline void fill_muon(Problem *p) {
 }
 
 // ---- the table
-// A tolerance is about twice the CPU backend's worst error against the textbook in double, over 20 random fills on
+// A tolerance is about twice the CPU backend's worst error against the reference in double, over 20 random fills on
 // AVX-512, SSE2 and scalar builds (scalar sums are longest; its classifier can exceed this). Comments say where the
-// error is largest. Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of
-// GELU, attention's probabilities and their gradient before the next product; and the result.
+// error is largest. Roundings of a kernel in bf16: a matmul's product before our epilogue kernel,
+// attention's probabilities and their gradient before the next product; and the result.
 
 // clang-format off
 #define GRADIENTS 0, ADDED, GRADIENT_BF16, GRADIENT_BF16 | ADDED
 #define MOMENTS(v) (v), (v) | MOMENTS_BF16, (v) | MOMENTS_8BIT
-#define STATE(v) MOMENTS(v), MOMENTS((v) | WITH_MASTER), MOMENTS((v) | WITH_REMAINDER)
+#define STATE(v) MOMENTS(v), MOMENTS((v) | WITH_REMAINDER)
 #define RUN_ROW(run, tolerance, kernel_roundings, shapes, name, fill, ...)                                             \
     {#name, OP_##name, shapes##_shapes, (int)(sizeof shapes##_shapes / sizeof(OpShape)) - 1, kernel_roundings,         \
      tolerance, fill, run, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)), {__VA_ARGS__}}
@@ -511,20 +503,20 @@ static const OpCase op_cases[] = {
     ROW(5e-6, 1, layernorm,       layernorm_forward,           NULL, 0),  // a mean near 0
     ROW(4e-7, 1, layernorm,       layernorm_from_statistics,   fill_statistics, 0),  // three roundings
     ROW(6e-7, 2, matmul,          matmul_forward,              NULL, PRODUCT_ALONE, WITHOUT_RESIDUAL,
-        WITHOUT_BIAS, 0),  // sums of 259
-    ROW(5e-7, 3, matmul,          matmul_gelu_forward,         NULL, 0),  // sums of 259
+        WITHOUT_BIAS, 0, WITH_ACTIVATION | WITHOUT_RESIDUAL),  // sums of 259
     ROW(2e-7, 1, layernorm,       residual_forward,            NULL, 0, WITHOUT_BIAS, OVER_IN, OVER_IN | WITHOUT_BIAS,
         OVER_RESIDUAL, OVER_RESIDUAL | WITHOUT_BIAS),  // two roundings
-    ROW(7e-7, 1, gelu,            gelu_forward,                NULL, 0),  // 1 + tanh(x) near 0
+    ROW(7e-7, 1, activation,      activation_forward,          NULL, 0),  // 1 + tanh(x) near 0
     ROW(5e-7, 2, attention,       attention_forward,           NULL, 0),  // exp of sums of 80
     RUN_ROW(run_attention_decode, 5e-7, 1, attention, attention_decode, NULL, 0, 1, 3),  // exp of sums of 80
     ROW(1e-5, 1, classifier,      classifier,                  fill_padding, 0, WITHOUT_GRADIENT),  // sums of 50257
     ROW(3e-5, 1, part_classifier, classifier_statistics,       fill_padding, 0),  // sums of 25041
     ROW(1e-5, 1, part_classifier, classifier_from_statistics,  fill_rank_statistics, 0, WITHOUT_GRADIENT),  // the same
     ROW(3e-6, 1, loss,            loss_sum,                    NULL, 0),  // a total near 0
-    ROW(5e-6, 2, matmul,          matmul_backward,             NULL, WITHOUT_GELU, WITHOUT_GELU | ADDED, 0, ADDED,
-        DINP_ALONE, DWEIGHT_ALONE, DBIAS_ALONE | ADDED, OVER_IN, GRADIENT_BF16 | WITHOUT_GELU,
-        GRADIENT_BF16 | ADDED | OVER_IN, GRADIENT_BF16, GRADIENT_BF16 | DBIAS_ALONE | ADDED),  // a GELU slope near 0
+    ROW(5e-6, 2, matmul,          matmul_backward,             NULL, 0, ADDED, WITH_ACTIVATION, WITH_ACTIVATION | ADDED,
+        DINP_ALONE, DWEIGHT_ALONE, DBIAS_ALONE | ADDED, WITH_ACTIVATION | OVER_IN, GRADIENT_BF16,
+        WITH_ACTIVATION | GRADIENT_BF16 | ADDED | OVER_IN, WITH_ACTIVATION | GRADIENT_BF16,
+        GRADIENT_BF16 | DBIAS_ALONE | ADDED),  // a slope near 0
     ROW(4e-6, 1, layernorm,       layernorm_backward,          fill_statistics, GRADIENTS),  // one channel
     ROW(7e-7, 3, attention,       attention_backward,          fill_softmax, 0),  // exp of sums of 80
     ROW(3e-7, 1, embedding,       embedding_backward,          NULL, GRADIENTS),  // sums of rows
@@ -537,7 +529,7 @@ static const OpCase op_cases[] = {
         MOMENTS(GRADIENT_BF16)),  // one rounding
     ROW(2e-7, 1, update,          muon_normalise,              fill_norm, 0),  // two roundings
     ROW(3e-7, 1, matmul,          muon_polynomial,             NULL, 0),  // a result near 0
-    ROW(1e-6, 1, update,          muon_weights,                fill_muon, 0, WITH_MASTER, WITH_REMAINDER),  // near 0
+    ROW(1e-6, 1, update,          muon_weights,                fill_muon, 0, WITH_REMAINDER),  // near 0
 };
 // clang-format on
 #undef GRADIENTS
@@ -571,10 +563,10 @@ static inline void describe_array(Problem *p, const Operand *o) {
     a->role |= o->use & INOUT;
     a->n = o->rows * o->cols;
     if (o->use & SOME_ROWS) { a->n = s->Vp ? (size_t)s->Vp * s->C : (size_t)s->T * o->cols; }  // wte, or a KV cache
-    bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, of_gelu = strcmp(p->op->name, "gelu_forward") == 0;
-    a->scale = strcmp(name, "logits") == 0 ? 3 : of_gelu ? 2 : of_matmul ? 1 / sqrt((double)s->C) : 1;  // outputs of 1
+    bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, twice = p->op->id == OP_activation_forward;
+    a->scale = strcmp(name, "logits") == 0 ? 3 : twice ? 2 : of_matmul ? 1 / sqrt((double)s->C) : 1;  // outputs of 1
     a->end = s->V;
-    a->sums_stored = strcmp(name, "dgelu_bias") == 0;
+    a->sums_stored = strcmp(name, "activation.dbias") == 0;
 }
 
 // The ranges of an update are no operand. AdamW's call counts the elements of the ranges; the arrays also have those of
@@ -659,7 +651,7 @@ static inline void problem_free(Problem *p) {
 
 // The largest allowed ||got - wanted|| / ||wanted||. In bf16 it is half a unit in the last place, the error of one
 // rounding. Over 20 fills an operation's arrays were off by 0.0013 to 0.0019 with one rounding, by 0.0025 with two (a
-// matmul before its GELU). A bf16 sum of rounded values may be a unit off.
+// matmul before its activation). A bf16 sum of rounded values may be a unit off.
 static inline double array_tolerance(const Problem *p, const Array *a) {
     double slack = p->shape.slack > 0 ? p->shape.slack : 1;
     int roundings = (a->dtype == DT_BF16) + (a->sums_stored && DT_FLOATX == DT_BF16);
@@ -675,7 +667,7 @@ static inline double *array_doubles(const Array *a, const void *bytes) {
     return values;
 }
 
-// A kernel's tolerance against the textbook, as a factor on array_tolerance.
+// A kernel's tolerance against the reference, as a factor on array_tolerance.
 //   fp32   A kernel sums in another order and takes exponentials from the special function unit: 1e-5. Tensor cores
 //          also truncate each sum of 8 products: 2^-24 of the sum on average, always towards zero, so rows / 8 of them
 //          add up to rows / 8 x 2^-24 in a weight gradient of `rows` rows. The tolerance is twice that.
@@ -684,7 +676,9 @@ static inline double *array_doubles(const Array *a, const void *bytes) {
 static inline double kernel_slack(const Problem *p, const Array *a) {
     double own = array_tolerance(p, a), rows = (double)shape_rows(&p->shape);
     bool rounded = a->dtype == DT_BF16 || (a->sums_stored && DT_FLOATX == DT_BF16);
-    if (rounded) { return sqrt((double)p->op->kernel_roundings) * (a->n < 64 ? 2 : 1); }
+    const Array *pre = find_array(p, "activation.pre");
+    int roundings = p->op->kernel_roundings + (pre && pre->role == OUTPUT && a != pre);  // the activation's input too
+    if (rounded) { return sqrt((double)roundings) * (a->n < 64 ? 2 : 1); }
     if (a->dtype != DT_F32 || own == 0) { return 1; }
     bool truncates = DT_FLOATX == DT_BF16 && strcmp(p->op->name, "matmul_backward") == 0;
     return fmax(1, fmax(1e-5, truncates ? rows / 4 * 0x1p-24 : 0) / own);

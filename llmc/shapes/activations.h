@@ -15,9 +15,6 @@ backward does not need its output. A recomputed tensor is in a slot that all seg
 segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP channels, and its own rows of
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
 them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (activation_offload.h).
-defines: ActivationId, activation_specs, activation_width, activation_rows, Recompute, forward_only, layer_level,
-         segment_end, activation_is_saved, recompute_from, backward_next, num_saved, input_of_block, output_of_block,
-         num_activation_slots, activation_slot
 */
 #pragma once
 #include "llmc/shapes/slices.h"
@@ -50,8 +47,18 @@ typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTN, WIDTH_QKV, WIDTH_D_FF 
 // with tensor parallelism: all rows of the micro-batch, or this rank's
 typedef enum { ALL_ROWS, OWN_ROWS } RowSplit;
 
-// Levels of -r. FORWARD_ONLY: a model without a backward. ALWAYS_SAVED: saved at every level.
-enum { RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORMS, RECOMPUTE_UP_PROJECTION, RECOMPUTE_BLOCK, FORWARD_ONLY, ALWAYS_SAVED };
+// -r: a level, or what stands for one on the command line; then the level of a model without a backward, and one that
+// no model has, since the tensor is saved at every level.
+enum {
+    RECOMPUTE_NOTHING,
+    RECOMPUTE_GELU,
+    RECOMPUTE_LAYERNORMS,
+    RECOMPUTE_UP_PROJECTION,
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_AUTO,
+    FORWARD_ONLY,
+    ALWAYS_SAVED
+};
 
 // where a recomputed tensor is: in slots, or in one of two scratch buffers
 typedef enum { IN_SLOTS, IN_NORM_SCRATCH, IN_MLP_SCRATCH } Home;
@@ -143,7 +150,11 @@ static inline int backward_next(const Recompute *r, int l) {
 }
 
 // ---- slots: the saved tensors of an activation have the first slots, in the order of the layers. The recomputed
-// tensors share the slots behind the saved ones, one slot for each block of a segment.
+// tensors share the slots behind the saved ones, one slot for each block of a segment. For 5 blocks at -r 4 -rk 2,
+// whose segments are blocks 0 1, 2 3 and 4:
+//   block            0   1   2   3   4
+//   RESIDUAL3 slot   3   0*  3   1*  2*   * saved: the output of a segment. Four slots
+//   FCH slot         0   1   0   1   0    Two slots
 
 // saved tensors of an activation in blocks [0, layers)
 static inline int num_saved(const Recompute *r, ActivationId id, int layers) {

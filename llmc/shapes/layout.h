@@ -1,12 +1,5 @@
 /*
 One flat buffer of parameters, laid out layer by layer, and how ZeRO, tensor parallelism and --offload divide it.
-defines: OptimizerKind, OPTIMIZER_CHOICES, Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS,
-         OFFLOAD_INPUTS, shards_gradients, shards_params, buffers_gradients, buffers_params, ParamLayout, param_layout,
-         param_layout_sharded, param_offset, param_count, param_used, Bucket, NO_BUCKET, num_buckets, param_bucket,
-         embeddings_bucket, layer_bucket, final_bucket, bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket,
-         bucket_buffer, bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range,
-         updated_by_muon, second_moment_at, num_second_moments, bucket_ranges, num_replicated, max_replicated,
-         bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
@@ -15,11 +8,11 @@ Bucket      wte and wpe, each layer, and lnf are a bucket each: the unit of comm
             bucket is N chunks of equal size, a multiple of PARAM_ALIGN, so it ends with a gap where N does not divide
             it. Rank r owns chunk r.
 Shard       The chunks that a rank owns, one after another: the rank's part of the state that -z divides.
-Owned       Owned elements are this rank's shard. Updated elements are the owned ones; at stage 0 they are all elements.
-            A rank stores the optimizer state of the updated elements.
+Owned       Owned elements are this rank's shard. A rank updates the elements that it owns, and stores their optimizer
+            state; at stage 0 it updates all elements.
 Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
             SliceRange: of a slice and of the whole tensor.  UpdateRange: elements of the flat buffers to update.
-Follow it   plan gpt2_plan; initial values gpt2_init; pointer zero_param (zero.h); all-gather zero_gather; wait
+Follow it   plan gpt2_plan; initial values gpt2_load; pointer zero_param (zero.h); all-gather zero_gather; wait
             zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file families_save
 
 One element at its five addresses: d12 on 4 ranks with -tp 2 and -z 3, so 2 slices of 2 shards each. The element is row
@@ -155,7 +148,7 @@ typedef struct {
     size_t shard_offset;  // of this rank's chunk, in its shard
 } Bucket;
 
-enum { NO_BUCKET = 0 };  // as the bucket to prefetch: bucket 0 is never one
+enum { NO_BUCKET = -1 };
 
 static inline int num_buckets(const ParamLayout *layout) { return layout->num_layers + 2; }
 static inline int embeddings_bucket(void) { return 0; }
@@ -255,7 +248,7 @@ static inline size_t second_moment_at(const ParamLayout *layout, ParamId id, int
 // second moments that a rank stores
 static inline size_t num_second_moments(const ParamLayout *layout) {
     ParamRange end = {0, 0, 0, layout->sharding.stage < 1 ? layout->total : layout->shard};
-    return second_moment_at(layout, LNFB, 0, end);
+    return second_moment_at(layout, LNFW, 0, end);
 }
 
 // ---- ranges of a bucket

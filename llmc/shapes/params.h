@@ -1,9 +1,5 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/shapes/layout.h gives their offsets.
-defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
-         ParamId, SplitAxis, param_specs, param_split, param_is_layered, param_layers, param_rows, param_cols,
-         param_used_rows, NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters,
-         parameters_text
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -37,7 +33,7 @@ static inline void config_set_vocab(GPT2Config *c, int vocab_size) {
 }
 
 // Stops with an input error unless the shape can be built. `where` names the flag or file of the shape.
-static inline void config_check(const GPT2Config *c, const char *where) {
+static inline void require_valid_shape(const GPT2Config *c, const char *where) {
     if (c->num_layers < 1 || c->num_heads < 1 || c->channels < 1 || c->max_seq_len < 1 || c->vocab_size < 1) {
         input_error(
             "%s: a model needs at least one layer, head, channel, position and token; found %d, %d, %d, %d and %d",
@@ -201,12 +197,20 @@ static inline size_t num_parameters(const GPT2Config *c) {
     return count;
 }
 
-// text (COUNT_LENGTH) = "124.4M parameters", "38K parameters" or "512 parameters"
-static inline const char *parameters_text(char *text, const GPT2Config *c) {
+// FLOPs of a training step per token, for MFU, which recomputation does not raise: 6 for each of the 12 L C^2 + Vp C
+// weights of matmuls, and 6 L C (T + 1) of attention. A token attends to (T + 1) / 2 positions on average; forward and
+// backward of attention are 2 and 4 GEMMs over the pairs of a query and a key.
+static inline double model_flops_per_token(const GPT2Config *c, int T) {
+    double C = c->channels, L = c->num_layers;
+    return 6 * (12 * L * C * C + C * (double)c->padded_vocab_size + L * C * (T + 1.0));
+}
+
+// text = "124.4M parameters", "38K parameters" or "512 parameters"
+static inline const char *parameters_text(char text[32], const GPT2Config *c) {
     double n = (double)num_parameters(c);
     bool few = n < 1000, millions = n >= 999500;
     const char *format = few ? "%.0f parameters" : millions ? "%.1fM parameters" : "%.0fK parameters";
-    snprintf(text, COUNT_LENGTH, format, few ? n : n / (millions ? 1e6 : 1e3));
+    snprintf(text, 32, format, few ? n : n / (millions ? 1e6 : 1e3));
     return text;
 }
 

@@ -1,7 +1,5 @@
 /*
 Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
-defines: LocalShape, local_shape, row_range, Slice, param_slice, rectangle_local,
-         rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_init_tensor
 
   tensor                 split along                         slice                             gradient
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        the rank's own

@@ -10,8 +10,6 @@ Muon        The tensors QKVW, ATTPROJW, FCW and FCPROJW of layers. Data-parallel
               orthogonalise    each rank orthogonalises its layer's tensor (parallel/orthogonalise.h)
               weights          the step of this rank's elements
             With --offload a tensor may have several buckets of momentum and of weights.
-defines: MAX_UPDATE_BUCKET, update_bucket_elements, muon_tensors, NUM_MUON_TENSORS, MuonMatrix, muon_matrix, muon_chunk,
-         NEWTON_SCHULZ_NORM, muon_scratch_elements, UpdateKind, UpdateBucket, UpdateList, max_update_ranges, update_list
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -128,7 +126,8 @@ static inline void update_list_range(UpdateList *list, UpdateBucket bucket, Upda
     }
 }
 
-// Adds this rank's elements in parameter buckets [first, end): of the tensor bucket.id, or of all that AdamW updates.
+// Appends this rank's part of parameter buckets [first, end): of one Muon tensor (bucket.id), or of everything that
+// AdamW updates.
 static inline void update_list_tensors(UpdateList *list, const ParamLayout *layout, UpdateBucket bucket, int first,
                                        int end) {
     size_t max = layout->sharding.offload > 0 ? update_bucket_elements(layout) : SIZE_MAX;

@@ -6,7 +6,7 @@
 # hours      12.7 at 450 TFLOP/s a GPU: a step is 4 micro-steps of 16 x 1024 tokens on each, 1.43 s
 # sent       -z 1: a step reduce-scatters 1558M gradients in fp32 (four micro-steps are summed) and all-gathers 1558M
 #            parameters in bf16. Each GPU sends 15/16 of both: 8.8 GB, 0.18 s through a 400 Gb/s card, hidden behind
-#            the last micro-step's backward and the next forward (scripts/scale.py predicts other numbers of GPUs)
+#            the last micro-step's backward and the next forward
 # memory     38.2 GiB a GPU. -z 1: 16 bytes of state a parameter become 6 + 10 / 16, 9.6 GiB; activations take 28.3.
 #            With the bf16 build: `./train_gpt2 --plan -pn 16 -z 1 -e d48 -b 16 -d 1048576 -s 0`
 data=$(sed 's/[][*?\\]/\\&/g' <<<"${DATA:-data/edu_fineweb100B}") # the folder's own name is no pattern

@@ -7,7 +7,7 @@ headers before the root of the tree, so cuda_common.cuh includes this file.
 
 static constexpr int MULTIPROCESSOR_THREADS = 1024;
 
-using simt::early_launches;
+using simt::pdl_enabled;
 using simt::wait_for_previous_kernel;
 #define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
     simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)

@@ -1,4 +1,4 @@
-# How the program is installed and packaged. The Makefile includes this file.
+# How the program is installed. The Makefile includes this file.
 #   PREFIX=/usr/local  DESTDIR=
 
 PREFIX ?= /usr/local
@@ -7,14 +7,11 @@ install uninstall: export PREFIX := $(PREFIX)
 install uninstall: export DESTDIR := $(DESTDIR)
 
 # Nothing is compiled if the program is there. So `sudo make install` keeps the flags and the owner of the build.
-install: ## install: ./train_gpt2, man page, scripts and documents into PREFIX=/usr/local
+install: ## install: ./train_gpt2, scripts and documents into PREFIX=/usr/local
 	@[ -x train_gpt2 ] || $(MAKE) --no-print-directory train_gpt2
 	@scripts/install.sh install
 
 uninstall: ## install: remove what `make install` put into PREFIX
 	@scripts/install.sh uninstall
 
-deb: build/portable/train_gpt2 ## install: a Debian package of a CPU build for many CPUs, in build/package
-	@scripts/deb.sh build/portable/train_gpt2 build/package
-
-.PHONY: install uninstall deb
+.PHONY: install uninstall
