@@ -557,8 +557,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const floatX *ln2 = recompute_layernorm(m, a->ln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     recompute_fch(m, l, ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; the matmul multiplies by gelu'(fch)
-    // fcb's gradient, the column sums of dfch, is a by-product of the matmul that sums in its type: in floatX the one
-    // that writes dfch, in fp32 the one that reads it
+    // fcb's gradient, the column sums of dfch, comes with a matmul: with the one that writes dfch if it is floatX, with
+    // the one that reads dfch if it is fp32
     bool floatX_bias = g->fcb.dtype == DT_FLOATX;
     Activation activation = {MLP_ACTIVATION, a->fch, floatX_bias ? g->fcb : no_gradient};
     row_parallel_backward(&m->tp, dfch, g->fcprojw, g->fcprojb, dout, gelu, p->fcprojw, activation, mode, N, d_ff, C);
@@ -781,7 +781,6 @@ typedef struct {
     Evaluations evaluations;
     Logger log;
     Profile profile;
-    // saved <= step <= enqueued <= step + 1
     long long step, max_steps;    // finished steps (saved <= step <= enqueued), and their number at the end
     long long enqueued;           // steps that the device was given: on a GPU one more than `step`
     StepReport reports[2];        // of the steps on the device, double-buffered: step n is at n % 2
@@ -1059,8 +1058,8 @@ static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
     comm_barrier(run->groups.world);  // no rank opens a checkpoint that rank 0 has not checked
 }
 
-// Phase 2, what data and checkpoint say: shape, weights, tokenizer, number of steps; step and position to resume from.
-// *a gets its values in effect, and does not change afterwards.
+// Phase 2, what data and checkpoint say, each from what comes before it: kind and vocabulary of the data, the model's
+// shape, the flags in effect (*a does not change afterwards), tokenizer, loaders, step and position, the last step.
 static void open_data(Run *run, TrainArgs *a) {
     RunText *text = &run->text;
     data_open(&run->data, a);

@@ -83,6 +83,7 @@ typedef struct {
 //   ROWS GRAD_ROWS  IN and INOUT of some rows of a larger matrix
 //   IDS             int32
 //   OF_STATE        INOUT of n elements of an array of an OptimizerState
+// So OUT(out, B * T, C) says that the call writes `out`, B*T rows of C elements.
 
 // clang-format off
 #define OPS(OP)                                                                                                        \

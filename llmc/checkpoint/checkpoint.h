@@ -391,11 +391,28 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
+// before = the newest checkpoint of the same run that is older than the checkpoint `folder`, or a best/ of the same step;
+// "": there is none.
+static inline void checkpoint_before(char *before, const char *folder) {
+    char run[PATH_LENGTH];
+    folder_of(run, folder);
+    long long *steps, latest = -1, best = checkpoint_best(run);
+    bool is_best = has_ending(folder, "/best");
+    const char *slash = strrchr(folder, '/');
+    long long step = is_best ? best : step_of_name(slash ? slash + 1 : folder, "");
+    int count = checkpoint_list(run, &steps);
+    for (int i = 0; i < count && steps[i] < step; i++) { latest = steps[i]; }
+    free(steps);
+    *before = 0;
+    if (latest >= 0) { checkpoint_path(before, run, latest); }
+    if (!is_best && best > latest && best <= step) { format_path(before, "%s/best", run); }
+}
+
 // Stops at a checkpoint that disagrees with its manifest, and names the newest other one. resumes: the command is a
 // -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
 // state.json is no checkpoint.
 static inline void require_whole_checkpoint(const char *folder, const char *run_dir, bool resumes) {
-    char state[PATH_LENGTH], before[PATH_LENGTH] = "", run[PATH_LENGTH], why[512];
+    char state[PATH_LENGTH], before[PATH_LENGTH], why[512];
     format_path(state, "%s/state.json", folder);
     if (!resumes && access(state, F_OK) != 0) { return; }
     int error = manifest_check(folder, resumes ? NULL : tensor_files[1], why, sizeof why);
@@ -405,16 +422,7 @@ static inline void require_whole_checkpoint(const char *folder, const char *run_
     if (!damaged) {  // a file that cannot be read now
         input_error("checkpoint '%s' cannot be checked: %s; make it readable, then try again", folder, why);
     }
-    folder_of(run, folder);
-    long long *steps, latest = -1, best = checkpoint_best(run);
-    bool is_best = has_ending(folder, "/best");
-    const char *slash = strrchr(folder, '/');
-    long long step = is_best ? best : step_of_name(slash ? slash + 1 : folder, "");
-    int count = checkpoint_list(run, &steps);
-    for (int i = 0; i < count && steps[i] < step; i++) { latest = steps[i]; }
-    free(steps);
-    if (latest >= 0) { checkpoint_path(before, run, latest); }
-    if (!is_best && best > latest && best <= step) { format_path(before, "%s/best", run); }
+    checkpoint_before(before, folder);
     char remedy[4 * PATH_LENGTH] = "there is no other one: restore a copy, or begin a new run from other weights with "
                                    "-e and another -o";
     if (*before && resumes) {

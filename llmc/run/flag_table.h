@@ -202,29 +202,23 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *launched) {
 // Reads the command line; the defaults of a resumed run are the flags in its config.json. Returns that JSON, or NULL.
 // Strings in *args point into it: delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
-    *args = default_args;
-    flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    if (args->eval || (args->generate && !args->plan)) {  // without -t, all positions of the model
-        *args = default_args;
-        args->T = ALL_POSITIONS;
-        flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    }
+    TrainArgs given = default_args;  // by the command line alone, which decides what the defaults are
+    flags_parse(flag_table, NUM_FLAGS, &given, argc, argv);
     cJSON *json = NULL;
     char path[PATH_LENGTH] = "";
-    if (args->resume && args->run_dir && trains(args)) {
-        format_path(path, "%s/config.json", args->run_dir);
+    if (given.resume && given.run_dir && trains(&given)) {
+        format_path(path, "%s/config.json", given.run_dir);
         json = try_read_json(path);
         if (!json && access(path, F_OK) == 0) {
             input_error("'%s' is not a JSON object, so the run's flags are not known: delete it, and give all of them",
                         path);
         }
     }
-    bool text_alone = trains(args) && !json && resumed_checkpoint(path, args) < 0 && !args->model && args->train_data &&
-                      kind_of_first(args->train_data) == FILE_OTHER;
-    if (!json && !text_alone) { return NULL; }
     *args = default_args;
-    args->text_alone = text_alone;
-    if (text_alone) {
+    if (given.eval || (given.generate && !given.plan)) { args->T = ALL_POSITIONS; }
+    args->text_alone = trains(&given) && !json && resumed_checkpoint(path, &given) < 0 && !given.model &&
+                       given.train_data && kind_of_first(given.train_data) == FILE_OTHER;
+    if (args->text_alone) {
         flags_parse(flag_table, NUM_FLAGS, args, sizeof text_defaults / sizeof *text_defaults, (char **)text_defaults);
         args->max_steps = args->warmup = args->val_every = args->checkpoint_every = args->sample_every = BY_LENGTH;
     }

@@ -47,17 +47,16 @@ typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTN, WIDTH_QKV, WIDTH_D_FF 
 // with tensor parallelism: all rows of the micro-batch, or this rank's
 typedef enum { ALL_ROWS, OWN_ROWS } RowSplit;
 
-// -r: a level, or what stands for one on the command line; then the level of a model without a backward, and one that
-// no model has, since the tensor is saved at every level.
+// the levels of -r, 0 to 4; then what is beside or above them
 enum {
     RECOMPUTE_NOTHING,
     RECOMPUTE_GELU,
     RECOMPUTE_LAYERNORMS,
     RECOMPUTE_UP_PROJECTION,
     RECOMPUTE_BLOCK,
-    RECOMPUTE_AUTO,
-    FORWARD_ONLY,
-    ALWAYS_SAVED
+    RECOMPUTE_AUTO,  // only on the command line: choose_options replaces it by a level
+    FORWARD_ONLY,    // the level of a model without a backward
+    ALWAYS_SAVED     // above every level: the table's word for a tensor that no level recomputes
 };
 
 // where a recomputed tensor is: in slots, or in one of two scratch buffers
