@@ -47,7 +47,8 @@ Most lines of block_forward are one operation of llmc/. On one rank, a call of l
 #include "llmc/run/evaluate.h"               // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                 // export_model
 #include "llmc/run/banner.h"                 // print_banner, plan_memory, print_version
-#include "llmc/run/hooks.h"                  // --profile and --nan-check
+#include "llmc/run/profile.h"                // Profile: --profile
+#include "llmc/run/nan_check.h"              // NanCheck: --nan-check
 #include "llmc/self_check/self_check.h"      // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/logger.h"                 // Logger
 #include "llmc/run/schedule.h"               // step_hyper, is_due, skip_reason, Evaluations
@@ -101,8 +102,8 @@ typedef struct {
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
     // Buffers that all layers share. Each has one user at a time, from scratch_acquire to scratch_release.
-    // hidden_scratch is also tp.partial, so nothing may hold it while a row_parallel function runs.
-    Scratch mlp_scratch;        // (N,4C) of the MLP, the logits or dqkv
+    // hidden_scratch is also tp.partial: with -tp, row_parallel_forward and the embeddings' forward acquire it.
+    Scratch mlp_scratch;        // (N,4C) of the MLP, the logits, dqkv or Muon's matrices
     Scratch norm_scratch;       // (N,C) a layernorm's output
     Scratch hidden_scratch;     // (N,C) the gradient of a matmul's input; with -tp also terms of sums over the ranks
     Scratch gathered_gradient;  // (N,C) with -tp, dresidual of all ranks
@@ -123,8 +124,7 @@ typedef struct {
     PackedSequences packed;  // sequences of other lengths than T
     real update_targets;     // targets of the whole update, over all micro-batches and ranks
     int next_slot;           // of tensors.staged
-    // The variants of a micro-step, [first of its step][last of its step]: the first sets gradients, later ones add to
-    // them, and the last reduces them over the ranks.
+    // [first of its step][last]: a micro-step sets gradients or adds to them, and reduces them over the ranks or not
     DeviceGraph *graphs[2][2];  // CUDA graph; NULL: not captured
     bool has_run;               // every variant of a step, without a graph
 } GPT2;
@@ -151,7 +151,7 @@ static bool is_saved(const GPT2 *m, ActivationId id, int l) {
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
     // block_backward recomputes the last block of a checkpoint segment; block_forward recomputes the others
-    bool last_of_segment = segment_end(&m->options.recompute, l) == l;
+    bool last_of_segment = ends_segment(&m->options.recompute, l);
     size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attn_dim;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
@@ -300,9 +300,9 @@ static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
 // it with norm_release. On one rank the layernorm writes to it, too: *own. With -tp it writes this rank's rows to *own,
 // and the buffer gathers those of all ranks: at -ra 1 in norm_scratch, and `saved` has this rank's rows alone.
 static floatX *norm_acquire(GPT2 *m, floatX *saved, floatX **own) {
-    bool saves_own = saved && m->tp.splits_rows && m->options.gather_again, saves_all = saved && !saves_own;
-    floatX *all = saves_all ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
-    *own = saves_own ? saved : all + m->tp.own_offset;
+    bool own_rows = m->tp.splits_rows && m->options.gather_again;  // `saved` has this rank's rows alone
+    floatX *all = saved && !own_rows ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
+    *own = saved && own_rows ? saved : all + m->tp.own_offset;
     return all;
 }
 
@@ -557,8 +557,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const floatX *ln2 = recompute_layernorm(m, a->ln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     recompute_fch(m, l, ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; the matmul multiplies by gelu'(fch)
-    // fcb's gradient, the column sums of dfch, comes with a matmul: with the one that writes dfch if it is floatX, with
-    // the one that reads dfch if it is fp32
+    // Which matmul adds up fcb's gradient, the column sums of dfch? cuBLASLt writes sums in the type of the matmul's
+    // output: the one that writes dfch if the gradient is floatX, else the one that reads dfch.
     bool floatX_bias = g->fcb.dtype == DT_FLOATX;
     Activation activation = {MLP_ACTIVATION, a->fch, floatX_bias ? g->fcb : no_gradient};
     row_parallel_backward(&m->tp, dfch, g->fcprojw, g->fcprojb, dout, gelu, p->fcprojw, activation, mode, N, d_ff, C);
@@ -621,9 +621,10 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 // -r 4: runs the forward of the checkpoint segment that ends at block l again, but for block l itself, which
 // block_backward recomputes. Does nothing if no segment ends here.
 static void recompute_segment(GPT2 *m, int l) {
-    int first = recompute_from(&m->options.recompute, l);
-    if (first <= l) { offload_wait(&m->offload, input_of_block(&m->options.recompute, first)); }
-    for (int k = first; k < l; k++) {
+    const Recompute *r = &m->options.recompute;
+    if (!ends_segment(r, l)) { return; }
+    offload_wait(&m->offload, input_of_block(r, segment_begin(r, l)));
+    for (int k = segment_begin(r, l); k < l; k++) {
         zero_params_wait(&m->zero, layer_bucket(k), layer_bucket(k + 1));
         block_forward(m, k);
     }
@@ -715,7 +716,7 @@ static void gpt2_norm(GPT2 *m) {
 static void carry_nan_to_norm(GPT2 *m) { m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
-    comm_watch(m->groups.world);  // reading the norm ended the watch
+    comm_watch(m->groups.world);  // if the host has read the norm, that ended the watch
     carry_nan_to_norm(m);
     floatX *matrices = scratch_acquire(&m->mlp_scratch, "Muon's matrices", muon_scratch_elements(&m->layout));
     update_params(&m->update, matrices, m->norm_squared, hyper);
@@ -784,7 +785,7 @@ typedef struct {
     long long step, max_steps;    // finished steps (saved <= step <= enqueued), and their number at the end
     long long enqueued;           // steps that the device was given: on a GPU one more than `step`
     StepReport reports[2];        // of the steps on the device, double-buffered: step n is at n % 2
-    long long saved;              // step of the last checkpoint that this run has saved or resumed; 0: none
+    long long saved;              // step of the newest step_ folder that this run has saved or resumed; 0: none
     long long planned_steps;      // max_steps of the run when its checkpoint was saved; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
@@ -831,7 +832,6 @@ static void mark_done(Run *run, bool ending) {
     checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, ending);
 }
 
-// -n
 static void save_step(Run *run, bool ending) {
     const TrainArgs *a = run->args;
     char name[32];
@@ -959,8 +959,8 @@ static void read_results(Run *run, long long n) {
     r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
-// Enqueues forward and backward of each micro-batch, and the norm. may_stop (one rank only, as stop_reason is a
-// collective): returns false if the run stops between micro-batches; the next step overwrites the gradients.
+// Enqueues forward and backward of each micro-batch, and the norm. may_stop: returns false if the run stops between
+// micro-batches; the next step overwrites the gradients. Only for one rank: comm_watch bars MPI, which stop_reason calls.
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -1030,7 +1030,7 @@ static bool start_step(Run *run) {
     return true;
 }
 
-// Finishes the oldest pending step. The update skips a step whose loss or norm is not finite.
+// Finishes the oldest pending step. Its update may have run already: it skips itself if loss or norm is not finite.
 static StepReport finish_step(Run *run) {
     StepReport *report = &run->reports[run->step % 2];
     if (!update_waits(run->args)) { read_results(run, run->step); }
@@ -1044,8 +1044,8 @@ static StepReport finish_step(Run *run) {
     return *report;
 }
 
-// ---- from flags to a run that can take steps. Flags, data and memory are checked before the banner, since building
-// the model may take a minute; a new -o once more after it
+// ---- from flags to a run that can take steps. We check flags, data and memory before the banner, since building the
+// model may take a minute, and a new -o again after it.
 
 // Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
 static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
@@ -1058,7 +1058,7 @@ static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
     comm_barrier(run->groups.world);  // no rank opens a checkpoint that rank 0 has not checked
 }
 
-// Phase 2, what data and checkpoint say, each from what comes before it: kind and vocabulary of the data, the model's
+// Phase 2 reads data and checkpoint. Each of these needs those before it: the data's kind and vocabulary, the model's
 // shape, the flags in effect (*a does not change afterwards), tokenizer, loaders, step and position, the last step.
 static void open_data(Run *run, TrainArgs *a) {
     RunText *text = &run->text;

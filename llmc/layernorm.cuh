@@ -123,7 +123,7 @@ template <bool SAVED_STATISTICS, int THREADS, int WIDTH>
 static inline void layernorm_launch_row(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                         const floatX *bias, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = layernorm_rows<THREADS>;
-    // 12 packs a thread, or 8 where these already cover all rows: a block's of bf16
+    // A thread holds up to 12 packs. Eight suffice where they cover every row: for a block's threads in bf16.
     constexpr int MOST = THREADS * WIDTH * 8 < LAYERNORM_MAX_CHANNELS ? LAYERNORM_PER_LANE : 8;
     int packs = ceil_div(C, THREADS * WIDTH);
     auto layernorm = layernorm_kernel<THREADS, WIDTH, MOST, SAVED_STATISTICS>;
@@ -161,11 +161,15 @@ static inline void cuda_layernorm_from_statistics(floatX *out, const floatX *in,
 // ---- backward
 
 // N, C and the alignment of the arrays decide the grid, and with it the order of every sum.
-static constexpr int LAYERNORM_BACKWARD_THREADS = 512, LAYERNORM_COLUMNS = 24;  // plain: of a block; of a thread
-static constexpr int LAYERNORM_BATCH_THREADS = 256, LAYERNORM_BATCH = 2;        // packed: of a block; rows at once
-// multiprocessors of an A100; minimum blocks per multiprocessor, for __launch_bounds__, and with it the grid
-static constexpr int LAYERNORM_GRID = 108, LAYERNORM_PLAIN_BLOCKS = 1, LAYERNORM_PACKED_BLOCKS = 3;
-static constexpr int LAYERNORM_LINE_THREADS = 8;  // packed: have 128 bytes of a row, a line of L2
+static constexpr int LAYERNORM_GRID = 108;  // multiprocessors of an A100, times the blocks of each:
+static constexpr int LAYERNORM_PLAIN_BLOCKS = 1, LAYERNORM_PACKED_BLOCKS = 3;  // at least, for __launch_bounds__
+// the plain kernel
+static constexpr int LAYERNORM_BACKWARD_THREADS = 512;  // of a block
+static constexpr int LAYERNORM_COLUMNS = 24;            // of a thread
+// the packed kernel
+static constexpr int LAYERNORM_BATCH_THREADS = 256;  // of a block
+static constexpr int LAYERNORM_BATCH = 2;            // rows at once
+static constexpr int LAYERNORM_LINE_THREADS = 8;     // threads that have 128 bytes of a row, a line of L2
 
 struct LayernormGradients {
     floatX *dinp;

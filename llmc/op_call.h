@@ -53,6 +53,7 @@ static inline Operand state_operand(const OptimizerState *o, int array, size_t n
 #define GRAD(g, rows, cols) make_operand(#g, (g).at, (g).dtype, mode == GRAD_ADD ? READ | WRITTEN : WRITTEN, rows, cols)
 #define GRAD_IN(g, rows, cols) make_operand(#g, (g).at, (g).dtype, READ, rows, cols)
 #define ROWS(x, rows, cols) make_operand(#x, (x), DT_FLOATX, READ | SOME_ROWS, rows, cols)
+#define OUT_ROWS(x, rows, cols) make_operand(#x, (x), DT_FLOATX, WRITTEN | SOME_ROWS, rows, cols)
 #define GRAD_ROWS(g, rows, cols) make_operand(#g, (g).at, (g).dtype, READ | WRITTEN | SOME_ROWS, rows, cols)
 #define IDS(x, n) make_operand(#x, (x), DT_I32, READ, n, 1)
 #define OF_STATE(array, n) state_operand(state, STATE_##array, n)

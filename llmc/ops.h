@@ -52,7 +52,7 @@ typedef struct {
 
 static const Activation no_activation = {NO_ACTIVATION, NULL, {NULL, DT_REAL}};
 
-// the maximum over no logits: below every logit, and finite, since inf - inf is NaN
+// The maximum of a row without logits. It is below every logit, and finite, since inf - inf is NaN.
 #define CLASSIFIER_LEAST ((real)-1e30)
 
 // A range of one tensor to update: elements [offset, offset + count) of the flat buffers, which are elements
@@ -77,12 +77,12 @@ typedef struct {
 
 // ---- the list: OP(name, (parameters), (arguments), FLOPs, operands of a call)
 // FLOPs: of matmuls, two a multiply-add. Operands: the arrays of a call as matrices (name, rows, cols), for op_call.h.
-//   IN OUT INOUT    read; written; both. An array that is NULL is no operand
-//   SUM             (+)=: written under GRAD_SET, read and written under GRAD_ADD
-//   GRAD GRAD_IN    SUM and IN of a Gradient
-//   ROWS GRAD_ROWS  IN and INOUT of some rows of a larger matrix
-//   IDS             int32
-//   OF_STATE        INOUT of n elements of an array of an OptimizerState
+//   IN OUT INOUT              read; written; both. An array that is NULL is no operand
+//   SUM                       (+)=: written under GRAD_SET, read and written under GRAD_ADD
+//   GRAD GRAD_IN              SUM and IN of a Gradient
+//   ROWS OUT_ROWS GRAD_ROWS   IN, OUT and INOUT of some rows of a larger matrix
+//   IDS                       int32
+//   OF_STATE                  INOUT of n elements of an array of an OptimizerState
 // So OUT(out, B * T, C) says that the call writes `out`, B*T rows of C elements.
 
 // clang-format off
@@ -156,8 +156,7 @@ OP(attention_decode,                                                            
    (floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH, int HS, Exec *ex),           \
    (out, keys, values, qkv, pos, n, NH, HS, ex),                                                                       \
    2.0 * NH * HS * n * (2.0 * pos + n + 1), OUT(out, n, NH * HS), IN(qkv, n, 3 * NH * HS),                             \
-   make_operand("keys", keys, DT_FLOATX, WRITTEN | SOME_ROWS, pos + n, NH * HS),                                       \
-   make_operand("values", values, DT_FLOATX, WRITTEN | SOME_ROWS, pos + n, NH * HS))                                   \
+   OUT_ROWS(keys, pos + n, NH * HS), OUT_ROWS(values, pos + n, NH * HS))                                               \
                                                                                                                        \
 /* losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place: logits become their gradient times dloss, and      \
    columns [V, Vp) become 0. With dloss = 0 logits are not written. A row whose target is -1 has no loss: its loss     \
@@ -256,7 +255,7 @@ OP(global_norm_squared,                                                         
 /* One AdamW step on params, their remainders, and the moments. grads are scaled by                                    \
    min(1, clip / sqrt(*norm_squared)). If that norm is not finite, nothing changes. Moments of bf16 or 8 bits are      \
    rounded stochastically, and so are bf16 params without remainders.                                                  \
-   ranges, on the device and sorted by offset, are the elements to update, n with the padding between them */          \
+   ranges, on the device and sorted by offset, name the elements to update; n counts the padding between them too */   \
 OP(adamw_update,                                                                                                       \
    (const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *ranges, int num_ranges,  \
     size_t n, const StepHyper *hyper, Exec *ex),                                                                       \

@@ -3,7 +3,7 @@
 found, with the name of the operation, of the layer and of the array. The operations themselves are replaced: they write
 one NaN, or nothing. Arrays and their sizes are those of cases.h.
 */
-#include "llmc/run/hooks.h"
+#include "llmc/run/nan_check.h"
 #include "problems.h"
 #include "testing.h"
 

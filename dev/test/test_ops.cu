@@ -82,7 +82,8 @@ static Bytes run_as_graph(Problem *device, Exec *ex) {
 
 // ---- checks
 
-// No sum has an order of its own, and stochastic rounding may turn the least difference into a unit in the last place.
+// These operations must match bit for bit: they add nothing in an order of their own, and stochastic rounding may turn
+// the least difference into a unit in the last place.
 static bool same_bits_wanted(const OpCase *op) {
     static const char *const names[] = {"adamw_update", "muon_momentum", "muon_weights"};
     for (const char *name : names) {

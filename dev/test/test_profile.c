@@ -4,7 +4,7 @@
 #include "testing.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/flag_table.h"
-#include "llmc/run/hooks.h"
+#include "llmc/run/profile.h"
 
 TEST(test_operations_are_hooked_and_copies_wrapped) {
     Profile p;

@@ -1,8 +1,6 @@
 /*
 What the unit tests need besides cmocka: tests that register themselves, a temporary folder for each test program, files
 in it, and functions that stop the program.
-new_folder, read_file, limit_files, NEW_FILE, redirect, restore, run_in_child, is_one_line, CHECK, assert_stops,
-         assert_aborts
 */
 #pragma once
 #include "llmc/common/floatx.h"

@@ -2,8 +2,8 @@
 A checkpoint is a folder RUN/step_00000100 with
   model.safetensors                 the weights, as Hugging Face's GPT-2 reads them (model_file.h)
   config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
-  optimizer.safetensors             m.<name>, v.<name> if AdamW updates the tensor, and master.<name> where weights are
-                                    rounded (model_state.h)
+  optimizer.safetensors             m.<name>, v.<name> if AdamW updates the tensor, m_scales.<name> and v_scales.<name>
+                                    of 8-bit moments, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
   manifest.json                     the size and the CRC32C of each file (manifest.h)
 RUN/best is the checkpoint with the lowest validation loss, which is "val_loss" in its state.json
@@ -391,8 +391,8 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
-// before = the newest checkpoint of the same run that is older than the checkpoint `folder`, or a best/ of the same step;
-// "": there is none.
+// before = the newest checkpoint of the same run that is older than the checkpoint `folder`, or a best/ of its step. "":
+// there is none.
 static inline void checkpoint_before(char *before, const char *folder) {
     char run[PATH_LENGTH];
     folder_of(run, folder);

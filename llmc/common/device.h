@@ -18,7 +18,7 @@ it begins, and for no copy begun outside of it.
 #include <time.h>
 
 struct CudaExec;  // device.cuh: the stream, and scratch for sums
-struct Profile;   // run/hooks.h: --profile
+struct Profile;   // run/profile.h: --profile
 struct OpHooks;   // op_call.h
 
 // Plainer kernels for a GPU on which the fast ones, level 0, fail the self-check. Attention: 1 is CUDA cores.

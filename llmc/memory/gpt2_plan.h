@@ -124,7 +124,7 @@ static inline int staging_slots(const ModelOptions *o) {
     return o->micro_steps * (1 + o->backend->device->steps_ahead);
 }
 
-// inputs of blocks in host memory: all that are saved but the output of the last block
+// Inputs of blocks in host memory. Every saved output of a block is one, but that of the last block.
 static inline int num_block_inputs(const ModelOptions *o, int L) {
     bool offload = o->training && o->recompute.offload_inputs;
     return offload ? num_saved(&o->recompute, RESIDUAL3, L) - 1 : 0;

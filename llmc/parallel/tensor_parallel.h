@@ -5,8 +5,9 @@ MLP, and 1/t of the rows in layernorms and the residual stream.
   column-parallel linear   the rank holds rows of weight and computes some columns of out.  All-gathers the rows of in
   row-parallel linear      the rank holds columns of weight; out is a sum over the ranks.  Reduce-scatters its rows
   embedding, classifier    the rank holds rows of wte: some vocabulary ids
-One rank communicates nothing: each function is then one operation. Shapes: N rows of the micro-batch; C channels; K and
-OC are this rank's attn_dim or d_ff. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
+One rank communicates nothing: each function is then one operation, or one for each packed sequence. Shapes: N rows of
+the micro-batch; C channels; K and OC are this rank's attn_dim or d_ff. With t ranks the buffers for all rows have
+t * chunk_size(N, t) rows.
 In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
 begin and wait overlaps the collective. The forward has no such compute and waits at once.
 The forward of a column-parallel linear is matmul_forward: its input is all-gathered already.

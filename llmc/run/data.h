@@ -171,7 +171,8 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
     }
 }
 
-// Stops at a bad token id in the data of the next `steps` updates. A start checks all steps, a longer resume once more.
+// Stops at a bad token id in the data of the next `steps` updates. A start checks all
+// steps, and a resume with a larger -x checks again.
 static inline void require_data_ids(RunData *d, const TrainArgs *a, long long steps) {
     double end = (double)d->train_loader.position + (double)steps * (double)tokens_of_update(a) / a->T;
     if (!d->has_examples) { require_ids(&d->train_loader, end); }

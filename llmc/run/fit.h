@@ -2,8 +2,8 @@
 Turns flags into the options that a model is built with, and finds flags with which the model fits into memory.
 
 One ladder lists the flags that save memory. We climb it until the plan fits:
-  -r auto     climbs only the levels of -r, which change no bits
-  --fit       climbs all of it, but keeps the flags that the user gave
+  -r auto     climbs only the levels of -r. They change no bits, but for GELU, which is fused at -r 0 alone
+  --fit       climbs all of it, but keeps a flag whose value is not the default
 An error about too little memory climbs it too, and names the flags that would fit.
 */
 #pragma once
@@ -24,7 +24,7 @@ An error about too little memory climbs it too, and names the flags that would f
 
 // ---- from flags to the options of a model
 
-// Returns the type of gradients. This looks overcautious, but a sum in bf16 is off by up to 1 % after 128 roundings,
+// Returns the type of gradients. fp32 may look overcautious, but a sum in bf16 is off by up to 1 % after 128 roundings,
 // and after 512 equal terms the next one is less than half of the sum's last bit and adds nothing (doc/memory.md).
 // wte's gradient is rounded most often: once for each logits chunk of each micro-batch. From stage 2 on, micro-batches
 // accumulate in fp32 shards. -gd auto is fp32 if several micro-batches accumulate, or if too many roundings add up:
@@ -72,7 +72,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.capability = backend->capability();
     o.training = !a->generate && !a->eval;
     o.B = a->generate ? 1 : a->B;
-    o.T = a->generate ? 64 : a->T;
+    o.T = a->generate ? 64 : a->T;  // rows of a forward: tokens of the prompt at once
     o.micro_steps = o.training ? accumulation_steps(a) : 1;
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, backend, a->rank);
@@ -100,7 +100,7 @@ static const struct {
     const char *flag;
 } ladder[] = {
     {ARG(zero), 1, "-z 1"},            // none with AdamW: as many bytes as -z 0. Muon has a reduce-scatter of its own
-    {ARG(recompute), 0, "-r 0"},       // none
+    {ARG(recompute), 0, "-r 0"},       // none: where -r auto begins, so only named and never climbed
     {ARG(recompute), 1, "-r 1"},       // recomputes GELU: one pass over memory
     {ARG(recompute), 2, "-r 2"},       // layernorms too: two more passes
     {ARG(recompute), 3, "-r 3"},       // 11 % more matmul FLOPs
@@ -151,7 +151,7 @@ static inline bool fits(PlanBytes bytes, PlanBytes room) {
 
 // Climbs the rungs [from, end), starting from the flags *a, until the plan fits into `room` or no rung is left. Sets
 // the flags in *a, and returns the memory of the plan. A rung that saves nothing is skipped, such as -z on one rank or
-// --offload on a CPU. With keeps_given, flags that the user gave do not change.
+// --offload on a CPU. With keeps_given, a flag whose value is not the default does not change.
 static inline PlanBytes climb(TrainArgs *a, bool keeps_given, int from, int end, const GPT2Config *c,
                               const Backend *backend, PlanBytes room) {
     const TrainArgs given = *a;

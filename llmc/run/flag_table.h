@@ -86,7 +86,7 @@ static const struct { const char *flag, *obeys, *needs; } modes[] = {MODES(MODE_
 enum { TRAINING = sizeof modes / sizeof modes[0] - 1 };
 
 // True if the flag differs from its default in *usual.
-static inline bool flag_is_given(const char *name, const TrainArgs *a, const TrainArgs *usual) {
+static inline bool flag_is_changed(const char *name, const TrainArgs *a, const TrainArgs *usual) {
     char text[FLAG_TEXT];
     return flag_changed_text(flag_find(flag_table, NUM_FLAGS, name, strlen(name), false), a, usual, text) != NULL;
 }
@@ -94,7 +94,7 @@ static inline bool flag_is_given(const char *name, const TrainArgs *a, const Tra
 // the row of modes
 static inline int mode_of(const TrainArgs *a) {
     int mode = 0;
-    while (mode < TRAINING && !flag_is_given(modes[mode].flag, a, &default_args)) { mode++; }
+    while (mode < TRAINING && !flag_is_changed(modes[mode].flag, a, &default_args)) { mode++; }
     return mode;
 }
 
@@ -113,7 +113,7 @@ static inline void require_mode_flags(const TrainArgs *a) {
     for (int i = NUM_FLAGS; i-- > 0;) {                       // from the last: a second mode before its own flags
         const char *name = flag_table[i].name, *letter = flag_table[i].letter ? flag_table[i].letter : "";
         if (!name) { continue; }
-        bool given = flag_is_given(name, a, &usual);
+        bool given = flag_is_changed(name, a, &usual);
         bool obeyed = !modes[mode].obeys || flag_choice_index(modes[mode].obeys, name) >= 0 ||
                       flag_choice_index(MACHINE_FLAGS, name) >= 0 || strcmp(name, modes[mode].flag) == 0;
         if (given && !obeyed) {
@@ -205,7 +205,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     TrainArgs given = default_args;  // by the command line alone, which decides what the defaults are
     flags_parse(flag_table, NUM_FLAGS, &given, argc, argv);
     cJSON *json = NULL;
-    char path[PATH_LENGTH] = "";
+    char path[PATH_LENGTH] = "", folder[PATH_LENGTH];
     if (given.resume && given.run_dir && trains(&given)) {
         format_path(path, "%s/config.json", given.run_dir);
         json = try_read_json(path);
@@ -216,7 +216,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     }
     *args = default_args;
     if (given.eval || (given.generate && !given.plan)) { args->T = ALL_POSITIONS; }
-    args->text_alone = trains(&given) && !json && resumed_checkpoint(path, &given) < 0 && !given.model &&
+    args->text_alone = trains(&given) && !json && resumed_checkpoint(folder, &given) < 0 && !given.model &&
                        given.train_data && kind_of_first(given.train_data) == FILE_OTHER;
     if (args->text_alone) {
         flags_parse(flag_table, NUM_FLAGS, args, sizeof text_defaults / sizeof *text_defaults, (char **)text_defaults);

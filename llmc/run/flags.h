@@ -2,7 +2,7 @@
 Command-line flags from one table: a row per flag drives parsing, --help, the banner and config.json.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
   A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
-  The last occurrence wins, so flags appended to a script's command override its own. A GLOB, data, is given once.
+  The last occurrence wins, so flags appended to a script's command override its own. A GLOB may be given only once.
   An option takes its value joined only: --plan or --plan=json.
 
   type          field            accepts

@@ -252,8 +252,15 @@ static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir
 // HellaSwag's file, or NULL. val_tokens: of a validation. All ranks call it; rank 0 reads.
 static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, uint64_t val_tokens,
                                            long long step, Comm *world) {
-    Evaluations e = {hellaswag != NULL, -1, -1, a->val_every > 0 ? a->val_every : 1, val_tokens, DBL_MAX, 0, 0,
-                     DBL_MAX,           ""};
+    Evaluations e = {
+        .scores_hellaswag = hellaswag != NULL,
+        .val = -1,
+        .hellaswag = -1,
+        .every = a->val_every > 0 ? a->val_every : 1,
+        .tokens = val_tokens,
+        .lowest = DBL_MAX,
+        .best = DBL_MAX,
+    };
     char path[PATH_LENGTH];
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);

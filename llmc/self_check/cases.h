@@ -202,7 +202,7 @@ typedef struct {
     Array array[MAX_ARRAYS];
     int num_arrays;
     OpCall call;      // rows and FLOPs of several calls are added
-    bool describing;  // arrays stand for their names
+    bool describing;  // the arguments of a call point at the names of their arrays, which describe_array reads back
 } Problem;
 
 #define OP_ID(op, ...) OP_##op,
@@ -563,8 +563,11 @@ static inline void describe_array(Problem *p, const Operand *o) {
     a->role |= o->use & INOUT;
     a->n = o->rows * o->cols;
     if (o->use & SOME_ROWS) { a->n = s->Vp ? (size_t)s->Vp * s->C : (size_t)s->T * o->cols; }  // wte, or a KV cache
-    bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, twice = p->op->id == OP_activation_forward;
-    a->scale = strcmp(name, "logits") == 0 ? 3 : twice ? 2 : of_matmul ? 1 / sqrt((double)s->C) : 1;  // outputs of 1
+    bool of_matmul = s->OC > 0 && strcmp(name, "weight") == 0, activation = p->op->id == OP_activation_forward;
+    a->scale = strcmp(name, "logits") == 0 ? 3
+               : activation                ? 2
+               : of_matmul                 ? 1 / sqrt((double)s->C)
+                                           : 1;  // outputs of 1
     a->end = s->V;
     a->sums_stored = strcmp(name, "activation.dbias") == 0;
 }

@@ -7,7 +7,7 @@ The activations of GPT-2 and, for each tensor and layer, whether it is saved fro
   2     GELU, layernorms                              10C
   3     GELU, layernorms, up-projection               6C
   4     the block, from its input                     C
-The layernorm statistics ln1_mean, ln1_rstd, ln2_mean and ln2_rstd are always saved: 16 bytes per token and block.
+Every level saves the layernorm statistics ln1_mean, ln1_rstd, ln2_mean and ln2_rstd: 16 bytes per token and block.
 Attention's log-sum-exp (lse) is saved up to level 3. At level 4 the input of every k-th block is saved (-rk k): k
 blocks are a checkpoint segment. Before the backward of a segment's last block, the forward of the segment's other
 blocks runs again. The last block is recomputed within its backward. The last block's down-projection does not run: the
@@ -18,7 +18,6 @@ them again in the backward. With --offload 4 the saved residual3 tensors take tu
 */
 #pragma once
 #include "llmc/shapes/slices.h"
-#include <limits.h>
 
 typedef enum {
     ENCODED,  // sum of the embeddings: the first block's input
@@ -55,7 +54,7 @@ enum {
     RECOMPUTE_UP_PROJECTION,
     RECOMPUTE_BLOCK,
     RECOMPUTE_AUTO,  // only on the command line: choose_options replaces it by a level
-    FORWARD_ONLY,    // the level of a model without a backward
+    FORWARD_ONLY,    // the level of a model without a backward, which saves nothing of a block
     ALWAYS_SAVED     // above every level: the table's word for a tensor that no level recomputes
 };
 
@@ -121,31 +120,28 @@ static inline int layer_level(const Recompute *r, int layer) {
     return layer < r->layers || r->level == 0 ? r->level : r->level - 1;
 }
 
-// the last block of a layer's checkpoint segment; below level 4 every block is its own segment
-static inline int segment_end(const Recompute *r, int layer) {
-    if (layer_level(r, layer) < RECOMPUTE_BLOCK) { return layer; }
-    int end = (layer / r->every + 1) * r->every;
-    return (end < r->layers ? end : r->layers) - 1;
+// ---- checkpoint segments: at level 4, `every` blocks; below, every block is its own segment
+
+// the first block of a layer's segment
+static inline int segment_begin(const Recompute *r, int layer) {
+    return layer_level(r, layer) < RECOMPUTE_BLOCK ? layer : layer / r->every * r->every;
+}
+
+// True if the layer is the last block of its segment.
+static inline bool ends_segment(const Recompute *r, int layer) {
+    return layer_level(r, layer) < RECOMPUTE_BLOCK || (layer + 1) % r->every == 0 || layer + 1 == r->layers;
 }
 
 static inline bool activation_is_saved(const Recompute *r, ActivationId id, int layer) {
     int level = layer_level(r, layer);
-    if (id == RESIDUAL3 && level == RECOMPUTE_BLOCK && segment_end(r, layer) == layer) { return true; }
+    if (id == RESIDUAL3 && level == RECOMPUTE_BLOCK && ends_segment(r, layer)) { return true; }
     return level < activation_specs[id].recomputed_at;
 }
 
-// The first block of the layer's checkpoint segment, if the layer is the segment's last block; layer + 1 if it is not
-// the last block; the layer itself below -r 4.
-static inline int recompute_from(const Recompute *r, int layer) {
-    if (segment_end(r, layer) != layer) { return layer + 1; }
-    return layer_level(r, layer) == RECOMPUTE_BLOCK ? layer / r->every * r->every : layer;
-}
-
-// The block that the backward reads after block l: l - 1, or the start of its checkpoint segment if l - 1 must be
-// recomputed. -1 if none.
+// The block whose parameters the backward reads after those of block l: l - 1, or where a segment ends there, the
+// segment's first block, which is recomputed first. -1: none.
 static inline int backward_next(const Recompute *r, int l) {
-    int from = l > 0 ? recompute_from(r, l - 1) : -1;
-    return from < l ? from : l - 1;
+    return l > 0 && ends_segment(r, l - 1) ? segment_begin(r, l - 1) : l - 1;
 }
 
 // ---- slots: the saved tensors of an activation have the first slots, in the order of the layers. The recomputed
@@ -193,7 +189,9 @@ static inline int num_activation_slots(const Recompute *r, ActivationId id, int 
 
 // the slot of one layer's tensor; a recomputed tensor may live in scratch instead
 static inline int activation_slot(const Recompute *r, ActivationId id, int layer, int L) {
-    bool in_turn = id == RESIDUAL3 && r->offload_inputs;
-    if (activation_is_saved(r, id, layer)) { return num_saved(r, id, layer) % (in_turn ? 2 : INT_MAX); }
+    if (activation_is_saved(r, id, layer)) {
+        int index = num_saved(r, id, layer);
+        return id == RESIDUAL3 && r->offload_inputs ? index % 2 : index;
+    }
     return num_saved_slots(r, id, activation_specs[id].layered ? L : 1) + index_in_segment(r, layer);
 }
