@@ -960,7 +960,7 @@ static void read_results(Run *run, long long n) {
 }
 
 // Enqueues forward and backward of each micro-batch, and the norm. may_stop: returns false if the run stops between
-// micro-batches; the next step overwrites the gradients. Only for one rank: comm_watch bars MPI, which stop_reason calls.
+// micro-batches; the next step overwrites the gradients. For one rank: comm_watch bars MPI, which stop_reason calls.
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;

@@ -391,8 +391,7 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
-// before = the newest checkpoint of the same run that is older than the checkpoint `folder`, or a best/ of its step. "":
-// there is none.
+// before = the newest checkpoint of the same run that is older than `folder`, or a best/ of the same step; "": none.
 static inline void checkpoint_before(char *before, const char *folder) {
     char run[PATH_LENGTH];
     folder_of(run, folder);

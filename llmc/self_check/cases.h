@@ -317,9 +317,9 @@ static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
     return ranges[0].count + ranges[1].count + ranges[2].count;
 }
 
-// The variant modulo 3 chooses the clip: none, above the norm, or half of it. Each kind of weights, moments and gradients
-// meets all three, since one bit of the variant is 1 or 2 modulo 3. A large learning rate and an epsilon of sqrt(v)'s
-// order make each term of the update visible.
+// The variant modulo 3 chooses the clip: none, above the norm, or half of it. Each kind of weights, moments and
+// gradients meets all three, since one bit of the variant is 1 or 2 modulo 3. A large learning rate and an epsilon of
+// sqrt(v)'s order make each term of the update visible.
 static inline StepHyper update_numbers(const Problem *p) {
     real norm = (real)sqrt((double)p->shape.n), clips[] = {0, norm * 2, norm / 2}, clip = clips[p->variant % 3];
     StepHyper hyper = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip, 3, 42, (real)0.95};
