@@ -545,8 +545,8 @@ curve() {
     [ "${outcome["weights and batches"]}" = ok ] || return
     [ -z "$torch" ] || start "PyTorch curve" 230 "$python" \
         dev/oracle/converge.py --device cuda --bf16 --compile --init $folder/dump/step_00000000/model.safetensors \
-        --batches $folder/dump/train.i32 --shape d12 --B 16 --T 1024 --steps 1000 --lr 6e-4 --warmup 100 \
-        --final_frac 0.1 --weight_decay 0.1 --losses $folder/torch.jsonl
+        --batches $folder/dump/train.i32 --shape d12 --B 16 --T 1024 --steps 1000 --lr 6e-4 \
+        --losses $folder/torch.jsonl
     row "our curve" 150 $programs/train_gpt2 --device cuda -o $folder/run -v 0 "${flags[@]}" \
         -e $folder/dump/step_00000000/model.safetensors
     finish "PyTorch curve"

@@ -21,30 +21,18 @@ import sys
 import sysconfig
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
+import bpe  # noqa: E402
+
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = "<|endoftext|>"
 PROGRAM = os.environ.get("TRAIN_GPT2", "./train_gpt2")
 
 
-def byte_characters():
-    """The character of each byte in a merges file."""
-    plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
-    others = [b for b in range(256) if b not in plain]
-    return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(others)}}
-
-
-def read_merges(path):
-    lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
-    return [tuple(line.split()) for line in lines if not line.startswith("#version")]
-
-
 def token_bytes(merges):
     """The bytes of each id."""
-    characters = byte_characters()
-    byte_of = {c: b for b, c in characters.items()}
-    tokens = [bytes([b]) for b in characters]
-    tokens += [bytes(byte_of[c] for c in left + right) for left, right in merges]
-    return [*tokens, END_OF_TEXT.encode()]
+    byte_of = {symbol: byte for byte, symbol in bpe.byte_symbols().items()}
+    return [*(bytes(map(byte_of.get, token)) for token in bpe.id_symbols(merges)), END_OF_TEXT.encode()]
 
 
 def mixed_documents(english, megabytes, seed=1):
@@ -119,10 +107,9 @@ def check_ids(folder, vocab, english, megabytes, encoding):
 def measure(folder, vocab, merges, english, rounds, encoding):
     """MB/s on one core. A text below 32 MB is repeated."""
     import tokenizers
-    characters = byte_characters()
-    names = [*characters.values(), *(left + right for left, right in merges)]
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE({name: i for i, name in enumerate(names)}, merges))
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    names = {name: i for i, name in enumerate(bpe.id_symbols(merges))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(names, merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = english * -(-32_000_000 // len(english))
     path = folder / "english.txt"
     path.write_text(text, encoding="utf-8")
@@ -137,7 +124,7 @@ def measure(folder, vocab, merges, english, rounds, encoding):
 
     runs = {"train_gpt2": lambda: tokenize(folder, vocab, path, "english")[1],
             "tiktoken": lambda: timed(encoding.encode_ordinary),
-            "tokenizers": lambda: timed(bpe.encode)}
+            "tokenizers": lambda: timed(tokenizer.encode)}
     rates = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -166,7 +153,7 @@ def main():
         sys.exit(f"bench_tokenizer: Python has no module {error.name}; run it with make bench-tokenizer")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     english = arguments.english.read_text(encoding="utf-8")
-    merges = read_merges(arguments.merges)
+    merges = bpe.read_merges(arguments.merges)
     ranks = {token: i for i, token in enumerate(token_bytes(merges)[:-1])}
     encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
                                  special_tokens={END_OF_TEXT: len(ranks)})

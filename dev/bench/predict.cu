@@ -6,7 +6,8 @@ as in sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/ben
 a T4 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
 --plan prints the trainer's plan for that GPU instead: make plan GPU=4060 ARGS='-e d48 -b 4 -r 4 -om 8bit'
---json prints a line an operation and a last line with the totals. It predicts a plan that is larger than the GPU too.
+--json prints counts instead, for dev/test/test_predict.sh: a line for each call, and a last line with the totals. A
+plan that is larger than the GPU is counted too.
 
 The trainer itself records the step: this program is the trainer with another main, compiled for the emulator.
 In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
@@ -19,7 +20,7 @@ An update has different micro-steps: the first sets gradients, later ones add.
 --offload: a second table has a row for each PCIe link. Operations, copies beside them and waits are recorded in the
 order of the trainer's calls, and link.h simulates the link. The same flags are recorded at --offload 0 for the
 slow-down; that plan may be larger than the GPU.
-The times of the first table and `ms` of --json have no waits for the link.
+The times of the first table have no waits for the link.
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"
@@ -118,16 +119,8 @@ static void add_call(Recorder *r, Call *call, double link_bytes) {
 // the nodes that were captured since the last call
 static Recorded new_nodes(Recorder *r, Exec *ex) {
     Recorded found = {};
-    const std::vector<SimtGraphNode> &nodes = *captured_nodes(ex);
-    for (; r->claimed < nodes.size(); r->claimed++) {
-        if (nodes[r->claimed].type != cudaGraphNodeTypeKernel) {
-            found.others++;
-            continue;
-        }
-        cudaGraphNode_t node = (cudaGraphNode_t)&nodes[r->claimed];
-        if (found.kernels < RECORDED_NAMES) { node_name(found.name[found.kernels], node); }
-        found.kernels++;
-    }
+    std::vector<SimtGraphNode> &nodes = *captured_nodes(ex);
+    for (; r->claimed < nodes.size(); r->claimed++) { record_node(&found, &nodes[r->claimed]); }
     return found;
 }
 
@@ -468,61 +461,17 @@ static void print_links(const Recorder *recorder, const Recorder *without) {
     }
 }
 
-static void print_milliseconds(const char *name, const double seconds[LEVELS]) {
-    printf(",\"%s\":[%.6f,%.6f,%.6f]", name, 1e3 * seconds[PESSIMISTIC], 1e3 * seconds[EXPECTED],
-           1e3 * seconds[OPTIMISTIC]);
-}
-
-// "layernorm_backward dinp+=(128,64) dweight=(64,1) .. dout(128,64) ..": the arrays that it adds to, writes, reads
-static void call_title(char *title, size_t size, const OpCall *call) {
-    int length = snprintf(title, size, "%s", call->op);
-    for (const Operand *o = call->operand; o->name; o++) {
-        const char *use = !(o->use & WRITTEN) ? "" : o->use & READ ? "+=" : "=";
-        if (!o->at) { continue; }
-        length += snprintf(title + length, size - (size_t)length, " %s%s(%zu,%zu)", o->name, use, o->rows, o->cols);
-    }
-}
-
-static void print_call(const Call *c, const Roofline *r) {
-    double seconds[LEVELS];
-    for (int level = 0; level < LEVELS; level++) { seconds[level] = call_seconds(r, c, (Level)level); }
-    char title[512];
-    snprintf(title, sizeof title, "%s", c->from_host ? "copy of the host" : "copy or fill");
-    if (!is_copy(c)) { call_title(title, sizeof title, &c->call); }
-    printf("{\"operation\":\"%s\",\"group\":\"%s\",\"times\":%.0f,\"kernels\":%d,\"others\":%d,\"bytes\":%.0f,"
-           "\"flops\":%.0f",
-           title, group_names[c->group], c->times, c->kernels.kernels, c->kernels.others, c->bytes, c->flops);
-    print_milliseconds("ms", seconds);
-    printf(",\"floor_ms\":%.6f}\n", 1e3 * call_floor(r, c));
-}
-
-static void print_json_links(const Recorder *recorder, const Recorder *without) {
-    LinkPrediction rows[NUM_LINKS];
-    predict_links(rows, recorder, without);
-    printf(",\"bytes_up\":%.0f,\"bytes_down\":%.0f,\"link\":[", link_update_bytes(recorder, true),
-           link_update_bytes(recorder, false));
-    for (int i = 0; i < NUM_LINKS; i++) {
-        const LinkPrediction *p = &rows[i];
-        printf("%s{\"name\":\"%s\",\"bytes_per_s\":%.0f", i ? "," : "", p->link.name, p->link.rate[EXPECTED]);
-        print_milliseconds("ms", p->seconds);
-        printf(",\"slowdown\":%.6f}", p->slowdown);
-    }
-    printf("]");
-}
-
-// without: the same flags at --offload 0; NULL: --offload is 0
-static void print_json(const Recorder *recorder, const Recorder *without, const Roofline *r) {
+static void print_json(const Recorder *recorder, const Roofline *r) {
     const GPT2 *m = &recorder->model;
-    Prediction p = predict(recorder, r);
-    for (int i = 0; i < recorder->num_calls; i++) { print_call(&recorder->calls[i], r); }
-    printf("{\"gpu\":\"%s\",\"peak_flops\":%.0f,\"tokens\":%.0f,\"plan_bytes\":%zu,\"launches\":%.0f,\"bytes\":%.0f,"
-           "\"flops\":%.0f,\"model_flops_per_token\":%.0f",
-           r->gpu.name, r->peak, update_tokens(m), plan_device_bytes(&m->plan), p.all.launches, p.all.bytes,
-           p.all.flops, model_flops_per_token(&m->config, m->T));
-    print_milliseconds("ms", p.all.seconds);
-    printf(",\"floor_ms\":%.6f,\"mfu\":%.6f", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
-    if (without) { print_json_links(recorder, without); }
-    printf("}\n");
+    Sums all = predict(recorder, r).all;
+    for (int i = 0; i < recorder->num_calls; i++) {
+        const Call *c = &recorder->calls[i];
+        printf("{\"operation\":\"%s\",\"group\":\"%s\",\"times\":%.0f,\"kernels\":%d,\"others\":%d,\"flops\":%.0f}\n",
+               c->call.op, group_names[c->group], c->times, c->kernels.kernels, c->kernels.others, c->flops);
+    }
+    printf("{\"launches\":%.0f,\"flops\":%.0f,\"model_flops_per_token\":%.0f,\"bytes_up\":%.0f,\"bytes_down\":%.0f}\n",
+           all.launches, all.flops, model_flops_per_token(&m->config, m->T), link_update_bytes(recorder, true),
+           link_update_bytes(recorder, false));
 }
 
 // ---- the command line
@@ -622,7 +571,6 @@ static Recorder *record_without_offload(const GPT2 *m, Comm *alone) {
 }
 
 static void recorder_free(Recorder *r) {
-    if (!r) { return; }
     gpt2_free(&r->model);
     for (int part = 0; part < PARTS; part++) { free(r->timeline[part].events); }
     free(r->calls);
@@ -687,18 +635,18 @@ int main(int argc, char **argv) {
     const GPT2 *m = &recorder->model;
     Roofline roofline =
         roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T), m->options.tf32);
-    Recorder *without = offloads(m) ? record_without_offload(m, alone) : NULL;
-    if (without) {
-        time_parts(recorder, &roofline);
-        time_parts(without, &roofline);
-    }
     if (json) {
-        print_json(recorder, without, &roofline);
+        print_json(recorder, &roofline);
     } else {
         print_table(recorder, &roofline, flags);
-        if (without) { print_links(recorder, without); }
+        if (offloads(m)) {
+            Recorder *without = record_without_offload(m, alone);
+            time_parts(recorder, &roofline);
+            time_parts(without, &roofline);
+            print_links(recorder, without);
+            recorder_free(without);
+        }
     }
-    recorder_free(without);
     recorder_free(recorder);
     comm_close(alone);
     return 0;

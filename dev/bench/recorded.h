@@ -76,6 +76,17 @@ static inline void node_name(char name[RECORDED_LENGTH], cudaGraphNode_t node) {
 
 // ---- graph
 
+static inline void record_node(Recorded *r, cudaGraphNode_t node) {
+    cudaGraphNodeType type;
+    CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+    if (type != cudaGraphNodeTypeKernel) {
+        r->others++;
+        return;
+    }
+    if (r->kernels < RECORDED_NAMES) { node_name(r->name[r->kernels], node); }
+    r->kernels++;
+}
+
 // From now on, work enqueued on the Exec is captured and does not run. Run the operation once before, to choose
 // algorithms and load modules.
 static inline void record_start(const Exec *ex) {
@@ -90,16 +101,7 @@ static inline Recorded record_stop(const Exec *ex) {
     CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &count));
     cudaGraphNode_t *nodes = (cudaGraphNode_t *)xmalloc((count + 1) * sizeof *nodes);
     CUDA_CHECK(cudaGraphGetNodes(graph, nodes, &count));
-    for (size_t i = 0; i < count; i++) {
-        cudaGraphNodeType type;
-        CUDA_CHECK(cudaGraphNodeGetType(nodes[i], &type));
-        if (type != cudaGraphNodeTypeKernel) {
-            r.others++;
-            continue;
-        }
-        if (r.kernels < RECORDED_NAMES) { node_name(r.name[r.kernels], nodes[i]); }
-        r.kernels++;
-    }
+    for (size_t i = 0; i < count; i++) { record_node(&r, nodes[i]); }
     free(nodes);
     CUDA_CHECK(cudaGraphDestroy(graph));
     return r;

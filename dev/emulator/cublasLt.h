@@ -94,8 +94,6 @@ struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
     cublasStatus_t state;
-    float wavesCount;
-    int reserved[4];
 };
 
 namespace simt {
@@ -527,24 +525,23 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
-                                     cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                                     const void *A, cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
                                      const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
                                      cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace,
                                      size_t workspace_bytes, cudaStream_t stream) {
     auto matrix = [](const void *data, const SimtLtLayout &x) {
         return simt::LtMatrix{const_cast<void *>(data), x.type, x.rows, x.cols, static_cast<size_t>(x.ld)};
     };
-    size_t needed = 0;
-    cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
-    if (status == CUBLAS_STATUS_SUCCESS) { status = simt::lt_check_algorithm(*desc, *a, *d, *algo, &needed); }
+    cublasLtMatmulHeuristicResult_t checked = {};
+    cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, desc, a, b, c, d, algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     const simt::LtSettings &s = simt::lt_settings();
     if ((s.refused_algorithms >> algo->data[1] & 1) || (s.refused_epilogues & desc->epilogue)) {
         simt::lt_counts().refused++;
         return s.refusal;
     }
-    if (needed > workspace_bytes || reinterpret_cast<uintptr_t>(workspace) % 256) {
+    if (checked.workspaceSize > workspace_bytes || reinterpret_cast<uintptr_t>(workspace) % 256) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
 

@@ -81,13 +81,7 @@ enum cudaError_t {
     cudaErrorStreamCaptureImplicit = 906,
     cudaErrorCapturedEvent = 907
 };
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
-};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum cudaDeviceAttr {
     cudaDevAttrClockRate = 13,
     cudaDevAttrMultiProcessorCount = 16,
@@ -103,17 +97,13 @@ enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal,
-    cudaStreamCaptureModeThreadLocal,
-    cudaStreamCaptureModeRelaxed
-};
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusNone,
     cudaStreamCaptureStatusActive,
     cudaStreamCaptureStatusInvalidated
 };
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
 struct cudaUUID_t {
     char bytes[16];
@@ -364,13 +354,19 @@ inline void reset_runtime() {
 
 // ---- memory
 
+// the last allocation that begins at or before an address, with its begin; NULL if there is none
+inline const std::pair<const uintptr_t, Allocation> *allocation_before(uintptr_t address) {
+    const auto &all = runtime().allocations;
+    auto after = all.upper_bound(address);
+    return after == all.begin() ? nullptr : &*std::prev(after);
+}
+
 // Kind of the memory [address, address + bytes): PAGEABLE unless it lies inside one allocation.
 inline MemoryKind memory_kind(const void *address, size_t bytes) {
-    const auto &all = runtime().allocations;
     uintptr_t at = reinterpret_cast<uintptr_t>(address);
-    auto after = all.upper_bound(at);
-    if (after == all.begin()) { return PAGEABLE; }
-    const auto &[begin, allocation] = *std::prev(after);
+    const auto *found = allocation_before(at);
+    if (!found) { return PAGEABLE; }
+    const auto &[begin, allocation] = *found;
     bool inside = at - begin < allocation.bytes && bytes <= allocation.bytes - (at - begin);
     return inside ? allocation.kind : PAGEABLE;
 }
@@ -560,13 +556,11 @@ inline std::string pdl_fault(cudaStream_t stream) {
     return "";
 }
 
-// [begin, end) of the allocation that holds an address, else {0, 0}
-inline std::pair<uint64_t, uint64_t> allocation_of(uint64_t address) {
-    const auto &all = runtime().allocations;
-    auto after = all.upper_bound(address);
-    if (after == all.begin()) { return {0, 0}; }
-    const auto &[begin, allocation] = *std::prev(after);
-    return {begin, begin + allocation.bytes};
+// [begin, end) of allocation_before, else {0, 0}
+inline std::pair<uint64_t, uint64_t> allocation_range(uint64_t address) {
+    const auto *found = allocation_before(address);
+    if (!found) { return {0, 0}; }
+    return {found->first, found->first + found->second.bytes};
 }
 
 // Adds a line to the file of settings().launches, unless it is there
@@ -590,7 +584,7 @@ void run_ptx(void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, con
     std::vector<ptx::Argument> list;
     std::string name = ptx::name_of(reinterpret_cast<const void *>(kernel));
     std::apply([&](const P &...argument) { (list.push_back({&argument, sizeof argument}), ...); }, arguments);
-    ptx::launch(name, grid, dim, shared_bytes, list, allocation_of);
+    ptx::launch(name, grid, dim, shared_bytes, list, allocation_range);
     record(name + " ptx");
 }
 
@@ -768,11 +762,11 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     simt::MemoryKind to_kind = simt::memory_kind(to, bytes), from_kind = simt::memory_kind(from, bytes);
     if (bytes == 0) { return cudaSuccess; }
     if (!simt::ends_match(to_kind, from_kind, direction)) { return simt::failed(cudaErrorInvalidValue); }
-    if (to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE) {
+    bool waits = to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE;
+    if (waits) {
         if (stream && stream->capture) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
         simt::runtime().pageable_copies++;
     }
-    bool waits = to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE;
     cudaError_t error = simt::submit(
         stream, {cudaGraphNodeTypeMemcpy, "", simt::copy_nanoseconds(bytes), [=] { std::memmove(to, from, bytes); }});
     if (waits) { simt::run_pending(); }

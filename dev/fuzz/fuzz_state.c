@@ -7,24 +7,16 @@
 #include "llmc/run/logger.h"
 #include "llmc/run/run_dir.h"
 
-// the numbers of state.json, read as restore_run of the trainer reads them
+// what restore_run of the trainer reads of a checkpoint of step 3; read_data_state reads what it says of the data
 static void read_state_json(const char *folder) {
-    static const struct {
-        const char *key;
-        double min, max;
-    } numbers[] = {{"sequence_length", 1, INT_MAX}, {"seed", 0, 0x1p53},    {"training_tokens", 0, 0x1p53},
-                   {"step", 0, INT_MAX - 1},        {"max_steps", 1, 1e12}, {"position", 0, 0x1p53}};
-    const char *const guards[] = {"loss_guard", "norm_guard"};
+    TrainArgs a = default_args;
+    Outliers outliers;
     cJSON *state = checkpoint_load_state(folder);
-    for (int i = 0; i < 2; i++) {
-        OutlierDetector detector;
-        if (!outlier_detector_from_json(&detector, cJSON_GetObjectItem(state, guards[i]))) { continue; }
-        for (int k = 0; k < 3; k++) { outlier_zscore(&detector, k); }
-    }
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        int64_t x = json_whole(state, numbers[i].key, numbers[i].min, numbers[i].max, folder);
-        fuzz_require(x >= (int64_t)numbers[i].min && x <= (int64_t)numbers[i].max, "a number within its bounds");
-    }
+    outliers_restore(&outliers, state, "state.json");
+    for (int k = 0; k < 3; k++) { skip_reason(&a, &outliers, k, k); }
+    fuzz_require(resumed_step(state, &a, 3, "state.json") == 3, "the step of the folder's name");
+    int64_t planned = json_whole(state, "max_steps", 1, 1e12, "state.json");
+    fuzz_require(planned >= 1 && planned <= (int64_t)1e12, "a number within its bounds");
     cJSON_Delete(state);
 }
 

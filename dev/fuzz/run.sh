@@ -2,7 +2,6 @@
 # Fuzzes and prints a table: executions, edges of the code that were reached, findings.
 #   dev/fuzz/run.sh SECONDS [TARGET...]          `make fuzz FUZZ_SECONDS=600` builds the targets first
 #   FUZZ_JOBS=2                                  two targets at a time
-#   RECORD=dev/results/fuzz.md                   writes the table to this file as well
 # Each target runs for SECONDS, FUZZ_JOBS (1) at a time, from the inputs of dev/fuzz/seeds.py and dev/fuzz/found/TARGET.
 # build/fuzz/learned/TARGET keeps the inputs that reached new code, for the next run. build/fuzz/findings/TARGET has the
 # input of each finding, and build/fuzz/TARGET.log the report. The exit status is 1 if there is a finding.
@@ -23,7 +22,6 @@ fi
 # files of inputs in memory, where there is such a folder
 TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}")")
 export TMPDIR
-table=$TMPDIR/table
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$TMPDIR"' EXIT
 
 # fuzz.h limits each allocation. rss_limit_mb limits the memory of the process, with the sanitizer's own.
@@ -52,10 +50,8 @@ row() { # TARGET FOUND: a line of the table from libFuzzer's log
 }
 
 dev/fuzz/seeds.py build/fuzz/seeds || exit
-{
-    echo '| target | seconds | executions | edges | open findings | mended, kept in dev/fuzz/found |'
-    echo '|---|---|---|---|---|---|'
-} | tee "$table"
+echo '| target | seconds | executions | edges | open findings | mended, kept in dev/fuzz/found |'
+echo '|---|---|---|---|---|---|'
 status=0
 for ((first = 0; first < ${#targets[@]}; first += at_a_time)); do
     started=("${targets[@]:first:at_a_time}") pids=()
@@ -66,24 +62,11 @@ for ((first = 0; first < ${#targets[@]}; first += at_a_time)); do
     for i in "${!started[@]}"; do
         target=${started[i]} found=0
         wait "${pids[i]}" || found=1
-        row "$target" "$found" | tee -a "$table"
+        row "$target" "$found"
         [ "$found" -eq 0 ] && continue
         status=1
         grep -E -A 8 '^==|ERROR|^fuzz: |^SUMMARY' "build/fuzz/$target.log" | head -n 24 >&2
         echo "fuzz: $target: the report is in build/fuzz/$target.log, the input in build/fuzz/findings/$target" >&2
     done
 done
-
-if [ -n "${RECORD:-}" ]; then
-    {
-        echo "# Fuzzing"
-        echo
-        cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
-        at_once="$at_a_time target$([ "$at_a_time" -eq 1 ] || echo s) at a time, one core each"
-        echo "\`RECORD=$RECORD make fuzz FUZZ_SECONDS=$seconds FUZZ_JOBS=$at_a_time\`, $cpu, $at_once," \
-            "$(clang --version | head -n 1)." | fold -s -w 120 | sed 's/ *$//'
-        echo
-        cat "$table"
-    } >"$RECORD"
-fi
 exit "$status"

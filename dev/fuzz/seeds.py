@@ -9,6 +9,9 @@ import struct
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+import bpe  # noqa: E402
+
 SEPARATOR = b"\n~~~\n"
 L, NH, C, T, V = 1, 1, 2, 3, 5  # a model
 CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": L, "n_head": NH, "n_embd": C,
@@ -67,21 +70,13 @@ def models():
     yield b"1" + SEPARATOR.join([index, config, safetensors(tensors[:8]), safetensors(tensors[8:])])
 
 
-def byte_symbols():
-    """the characters that stand for the bytes in a merges file, in the order of ids"""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in plain]
-    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(others))], plain + others
-
-
 def tokenizer_files():
-    symbols, order = byte_symbols()
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("\u0120", "w")]
     text = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges)
-    tokens = [bytes([b]) for b in order] + [b"he", b"ll", b"hell", b"hello", b" w"]
+    tokens = [bytes([b]) for b in bpe.byte_symbols()] + [b"he", b"ll", b"hell", b"hello", b" w"]
     packed = b"".join(bytes([len(t)]) + t for t in tokens + [b"<|endoftext|>"])
     binary = header(20240328, 2, len(tokens) + 1, len(tokens)) + packed
-    vocab = {s: i for i, s in enumerate(symbols + [a + b for a, b in merges] + ["<|endoftext|>"])}
+    vocab = {s: i for i, s in enumerate([*bpe.id_symbols(merges), "<|endoftext|>"])}
     splitter = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     pairs, strings = [list(m) for m in merges], [" ".join(m) for m in merges]
     fields = {"version": "1.0", "normalizer": None, "pre_tokenizer": splitter}

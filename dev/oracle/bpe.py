@@ -7,14 +7,13 @@
 
 The first command reads GPT-2's whole merges file, which is not in this repository. The file gpt2_2500.bpe in it has the
 version line and the first 2500 merges. Writes a line for each text of TEXTS: the UTF-8 in hexadecimal ("-" if empty),
-then the token ids. Needs python3-regex, the module GPT-2 used. Merges by the list of pairs, in one left-to-right pass
-for each pair, without a heap.
+then the token ids. Bpe needs python3-regex, the module GPT-2 used. Merges by the list of pairs, in one left-to-right
+pass for each pair, without a heap.
 """
 import sys
+from pathlib import Path
 
-import regex
-
-PATTERN = regex.compile(r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""")
+PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 TEXTS = [
     "", "Hello world", " the", "a", " ", "\n", "hello  world", "trailing   ", "   leading", "a\n\n\nb",
@@ -48,16 +47,28 @@ def byte_symbols():
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + k) for k, byte in enumerate(others)}
 
 
+def read_merges(path):
+    """the pairs of a merges file"""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [tuple(line.split()) for line in lines if not line.startswith("#version")]
+
+
+def id_symbols(merges):
+    """the characters of each id, without end-of-text"""
+    return [*byte_symbols().values(), *map("".join, merges)]
+
+
 class Bpe:
     def __init__(self, path):
-        lines = open(path, encoding="utf-8").read().split("\n")[1:-1]
-        merges = [tuple(line.split(" ")) for line in lines]
+        import regex
+        merges = read_merges(path)
+        self.pretokens = regex.compile(PATTERN).findall
         self.symbol = byte_symbols()
         self.rank = {pair: i for i, pair in enumerate(merges)}
-        self.id = {symbol: i for i, symbol in enumerate([*self.symbol.values(), *map("".join, merges)])}
+        self.id = {symbol: i for i, symbol in enumerate(id_symbols(merges))}
 
     def encode(self, text):
-        return [token for pretoken in PATTERN.findall(text) for token in self.encode_pretoken(pretoken)]
+        return [token for pretoken in self.pretokens(text) for token in self.encode_pretoken(pretoken)]
 
     def encode_pretoken(self, pretoken):
         word = [self.symbol[byte] for byte in pretoken.encode("utf-8")]

@@ -17,7 +17,9 @@ nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as toke
   --val      int32 little-endian [batches][B][T+1], after the last step; val_loss is the mean over batches
   --losses   a file for the loss before each update, one line a step, in the format of the trainer's metrics.jsonl
   --init     safetensors with Hugging Face's names, which gives V and the longest context
-  lr of a step: lr (step + 1) / warmup before `warmup`, then a cosine from lr to lr * final_frac at `steps`
+  lr of a step: lr (step + 1) / warmup before `warmup`, then a cosine from lr to 0.1 lr at `steps`
+
+Betas, weight decay and the clipped norm are the defaults of gpt2.py; the preset's beta2 is 0.99.
 """
 import argparse
 import json
@@ -41,12 +43,7 @@ def parse_arguments():
     parser.add_argument("--B", type=int, default=12)
     parser.add_argument("--T", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--final_frac", type=float, default=0.1)
     parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--beta1", type=float, default=0.9)
-    parser.add_argument("--beta2", type=float, default=0.95, help="nanoGPT's preset has 0.99")
-    parser.add_argument("--weight_decay", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "muon", "muon_fp32"],
                         help="muon: torch.optim.Muon, with products in bf16; muon_fp32: its code in float32")
     parser.add_argument("--run", help="folder of the other trainer's run, to compare losses and final weights")
@@ -75,7 +72,7 @@ def learning_rate(args, step):
     if step < args.warmup:
         return args.lr * (step + 1) / args.warmup
     progress = (step - args.warmup) / (args.steps - args.warmup)
-    return args.lr * (args.final_frac + (1 - args.final_frac) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return args.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def read_tensors(path):
@@ -100,10 +97,8 @@ def main():
     model = GPT2(parse_shape(args.shape), V=len(init["wte.weight"]), max_T=len(init["wpe.weight"]))
     load_hf(model, init)
     model.to(args.device)
-    betas = (args.beta1, args.beta2)
-    optimizer = (make_adamw(model, args.lr, betas, args.weight_decay) if args.optimizer == "adamw" else
-                 MuonAndAdamW(model, args.lr, betas, args.weight_decay,
-                              products="float32" if args.optimizer == "muon_fp32" else "bfloat16"))
+    optimizer = (make_adamw(model, args.lr) if args.optimizer == "adamw" else
+                 MuonAndAdamW(model, args.lr, products="float32" if args.optimizer == "muon_fp32" else "bfloat16"))
     trained = torch.compile(model) if args.compile else model
 
     losses = []
@@ -111,7 +106,7 @@ def main():
         for step in range(args.steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(args, step)
-            loss, _ = train_step(trained, optimizer, *split(batches[step], args.device), args.clip, args.bf16)
+            loss, _ = train_step(trained, optimizer, *split(batches[step], args.device), bf16=args.bf16)
             losses.append(loss.item())
             print(json.dumps({"step": step + 1, "loss": losses[-1]}, separators=(",", ":")), file=lines)
     result = {"program": "pytorch", "steps": args.steps, "train_losses_last": float(np.mean(losses[-50:]))}

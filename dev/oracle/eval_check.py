@@ -20,6 +20,8 @@ import shutil
 import subprocess
 import sys
 
+import bpe
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 try:
@@ -40,13 +42,10 @@ END = "<|endoftext|>"
 # ---- the model and its tokenizer
 
 def write_tokenizer(folder):
-    lines = [line for line in MERGES.read_text(encoding="utf-8").split("\n")[1:] if line]
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    characters = [chr(byte) for byte in plain] + [chr(256 + i) for i in range(256 - len(plain))]
-    words = characters + [line.replace(" ", "") for line in lines] + [END]
-    merges = [tuple(line.split(" ")) for line in lines]
-    bpe = tokenizers.models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges)
-    tokenizer = tokenizers.Tokenizer(bpe)
+    merges = bpe.read_merges(MERGES)
+    words = [*bpe.id_symbols(merges), END]
+    model = tokenizers.models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges)
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)

@@ -87,16 +87,6 @@ def read_gguf(path):
     return keys, tensors
 
 
-def encoded(words, kind):
-    """the bytes of F32 numbers, given as bits, in a type of the file"""
-    if kind == "F32":
-        return words.tobytes()
-    if kind == "BF16":
-        return array.array("H", map(model_files.nearest_bf16, words)).tobytes()
-    floats = array.array("f", words.tobytes())
-    return struct.pack(f"<{len(floats)}e", *floats)
-
-
 def check_numbers(model, folder):
     expected = whole_model(folder)
     types = []
@@ -108,7 +98,7 @@ def check_numbers(model, folder):
             numbers, shape = model_files.out_in(entry, numbers), shape[::-1]
         if sizes != shape[::-1]:
             sys.exit(f"{name} has the sizes {sizes}, expected {shape[::-1]}")
-        if data != encoded(numbers, kind):
+        if data != model_files.encoded(numbers, kind):
             sys.exit(f"{name} holds other numbers than the weights as {kind}")
         types.append(kind)
     if expected:

@@ -65,6 +65,15 @@ def nearest_bf16(word):
     return upper + (lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1))
 
 
+def encoded(numbers, dtype):
+    """the bytes in F32, BF16 or F16 of F32 numbers that are given as bits"""
+    if dtype == "F32":
+        return numbers.tobytes()
+    if dtype == "BF16":
+        return array.array("H", map(nearest_bf16, numbers)).tobytes()
+    return struct.pack(f"<{len(numbers)}e", *array.array("f", numbers.tobytes()))
+
+
 def write_llmc(folder, out, bf16):
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in
                read(os.path.join(folder, "model.safetensors")).items()}
@@ -85,7 +94,7 @@ def write_llmc(folder, out, bf16):
                 numbers = out_in(entry, numbers)
             if name == "wte.weight":
                 numbers.extend([0] * ((Vp - V) * C))
-            file.write((array.array("H", map(nearest_bf16, numbers)) if bf16 else numbers).tobytes())
+            file.write(encoded(numbers, "BF16" if bf16 else "F32"))
 
 
 def write_several(folder, out, count):
@@ -106,14 +115,7 @@ def write_several(folder, out, count):
 def write_rounded(folder, out, dtype):
     rounded = {}
     for name, (entry, data) in read(os.path.join(folder, "model.safetensors")).items():
-        numbers = words(entry, data)
-        if dtype == "BF16":
-            data = array.array("H", map(nearest_bf16, numbers)).tobytes()
-        elif dtype == "F32":
-            data = numbers.tobytes()
-        else:
-            data = struct.pack(f"<{len(numbers)}e", *array.array("f", numbers.tobytes()))
-        rounded[name] = ({**entry, "dtype": dtype}, data)
+        rounded[name] = ({**entry, "dtype": dtype}, encoded(words(entry, data), dtype))
     os.makedirs(out, exist_ok=True)
     shutil.copy(os.path.join(folder, "config.json"), out)
     write(os.path.join(out, "model.safetensors"), rounded)

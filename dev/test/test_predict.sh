@@ -14,7 +14,7 @@ ulimit -d $((2 << 20))
 # record FLAG...: the prediction in JSON, in $out
 record() { "$PREDICT" --json "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
 
-# judge PROGRAM: runs Python on $out. `calls` are the lines of operations, `total` is the last line. An exception is
+# judge PROGRAM: runs Python on $out. `calls` are the lines of calls, `total` is the last line. An exception is
 # printed, so that the case fails
 judge() {
     python3 2>&1 -c '
@@ -24,7 +24,7 @@ def expect(what, found, wanted):
     if found != wanted:
         print(f"{what}: found {found}, expected {wanted}")
 def times(operation):
-    return sum(call["times"] for call in calls if call["operation"].startswith(operation + " "))
+    return sum(call["times"] for call in calls if call["operation"] == operation)
 '"$1" "$out"
 }
 

@@ -24,7 +24,7 @@ decoded() {
 import glob, sys
 import bench_tokenizer as bench
 from pathlib import Path
-tokens = bench.token_bytes(bench.read_merges(sys.argv[1]))
+tokens = bench.token_bytes(bench.bpe.read_merges(sys.argv[1]))
 tokens[-1] = b"<END>"
 for path in sorted(glob.glob(f"{sys.argv[2]}_{sys.argv[3]}_*.bin")):
     sys.stdout.buffer.write(b"".join(tokens[i] for i in bench.shard_ids(Path(path))))
