@@ -44,12 +44,17 @@ skip() {
     echo "[  SKIPPED ] ${2:-1} test(s)."
 }
 
-# ---- the trainer on the command line
-
-# in_scratch: makes a folder `scratch`, which is removed at the end, and goes to its empty folder `work`
-in_scratch() {
+# make_scratch: makes a folder `scratch`, which is removed at the end, and names the files `out` and `err` in it
+make_scratch() {
     scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
     trap 'rm -rf "$scratch"' EXIT
+}
+
+# ---- the trainer on the command line
+
+# in_scratch: make_scratch, then goes to the empty folder `work` in it
+in_scratch() {
+    make_scratch
     mkdir "$scratch/work" && cd "$scratch/work" || exit
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive LC_ALL=C
     export TRAIN_GPT2_AUTOTUNE_CACHE=$scratch/autotune # runs on an emulated GPU use the same algorithms

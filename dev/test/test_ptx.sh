@@ -13,8 +13,8 @@ PATH+=:${CUDA_HOME:-/usr/local/cuda}/bin
 command -v nvcc >/dev/null || { skip nvcc $(($# ? 1 : 8)) && exit; }
 make build/emulated/test_ops build/emulated/test_ops_bf16 build/emulated/test_layouts_bf16 \
     build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 >/dev/null || exit
-root=$PWD scratch=$(mktemp -d) programs=$PWD/build/emulated
-trap 'rm -rf "$scratch"' EXIT
+make_scratch
+root=$PWD programs=$PWD/build/emulated
 seq 3000 >"$scratch/text"
 export OMP_NUM_THREADS=1 TEST_DEVICE=cuda SIMT_RACES=0
 
