@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034  # the scripts that source it use these
 # Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
-# of what they print, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
+# of what they print, .safetensors files, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
 # Variables of the environment name other programs: TRAINER, EMULATED, PYTHON. The script is then in the root.
 
 set -uo pipefail
@@ -103,6 +103,20 @@ refusals() {
         eval "arguments=($line)"
         refused "${words% }" "${words% }" "${arguments[@]}"
     done
+}
+
+# ---- .safetensors files
+
+# poke FILE TENSOR VALUE [COUNT [FIRST]]: sets COUNT elements (1) of a tensor of fp32, from element FIRST (0) on
+poke() {
+    python3 - "$1" "$2" "$3" "${4:-1}" "${5:-0}" <<'PYTHON'
+import json, struct, sys
+path, tensor, value, count, first = sys.argv[1:]
+with open(path, "r+b") as file:
+    header = struct.unpack("<Q", file.read(8))[0]
+    file.seek(8 + header + json.loads(file.read(header))[tensor]["data_offsets"][0] + 4 * int(first))
+    file.write(struct.pack("<f", float(value)) * int(count))
+PYTHON
 }
 
 # ---- nvcc
