@@ -79,6 +79,20 @@ differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
 holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
 # a metrics file without ms, tokens_per_s and mfu, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+# losses RUN: a line "STEP KIND VALUE" for each loss; KIND is loss or val_loss
+losses() { sed -nE 's/.*"step":([0-9]+),"(loss|val_loss)":([^,}]*).*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+# close_losses RUN EXPECTED LIMIT: two runs have losses of the same steps, two or more, which differ by at most LIMIT,
+# relative to those of EXPECTED
+close_losses() {
+    paste -d ' ' <(losses "$1") <(losses "$2") | awk -v run="$1" -v limit="$3" '
+        { off = $3 - $6; if (off < 0) off = -off }
+        $1 != $4 || $2 != $5 || !($6 + 0 > 0 && off <= limit * $6) {
+            print run ": found " $1, $2, $3 ", expected " $4, $5, $6
+        }
+        END { if (NR < 2) print run ": found " NR " losses, expected two at least" }'
+}
+# samples FILE: the texts that a run printed, each between two lines ---
+samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 
 # all files and folders of the current folder, with sizes and checksums
 snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }

@@ -36,13 +36,10 @@ train() {
 trains_the_same() {
     SIMT_PTX=$ptx train "$@"
     SIMT_LAUNCHES='' train "emulated_$1" "${@:2}"
-    paste <(losses "$1") <(losses "emulated_$1") | awk -v run="$1" '
-        { off = ($1 - $2) / $2 } !(off * off < 1e-8) { print run ": loss " $1 ", emulated " $2 }
-        END { if (NR < 2) print run ": " NR " losses" }'
+    close_losses "$1" "emulated_$1" 1e-4
 }
 kernels() { sed -nE 's/^(\.visible )?\.entry ([^(]*).*/\2/p' "$1" | sort; }
 not_executed() { comm -23 "$1" <(sed -n 's/ ptx$//p' launches | sort) | c++filt -p | sed 's/^/not executed: /'; }
-losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
 
 # check NVCC PRECISION ARCHITECTURE: prints a sentence for each failure
 check() {
