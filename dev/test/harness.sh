@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034  # the scripts that source it use these
 # Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
-# of what they print, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
+# of what they print, .safetensors files, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
 # Variables of the environment name other programs: TRAINER, EMULATED, PYTHON. The script is then in the root.
 
 set -uo pipefail
@@ -44,12 +44,17 @@ skip() {
     echo "[  SKIPPED ] ${2:-1} test(s)."
 }
 
-# ---- the trainer on the command line
-
-# in_scratch: makes a folder `scratch`, which is removed at the end, and goes to its empty folder `work`
-in_scratch() {
+# make_scratch: makes a folder `scratch`, which is removed at the end, and names the files `out` and `err` in it
+make_scratch() {
     scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
     trap 'rm -rf "$scratch"' EXIT
+}
+
+# ---- the trainer on the command line
+
+# in_scratch: make_scratch, then goes to the empty folder `work` in it
+in_scratch() {
+    make_scratch
     mkdir "$scratch/work" && cd "$scratch/work" || exit
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive LC_ALL=C
     export TRAIN_GPT2_AUTOTUNE_CACHE=$scratch/autotune # runs on an emulated GPU use the same algorithms
@@ -74,6 +79,20 @@ differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
 holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
 # a metrics file without ms, tokens_per_s and mfu, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+# losses RUN: a line "STEP KIND VALUE" for each loss; KIND is loss or val_loss
+losses() { sed -nE 's/.*"step":([0-9]+),"(loss|val_loss)":([^,}]*).*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+# close_losses RUN EXPECTED LIMIT: two runs have losses of the same steps, two or more, which differ by at most LIMIT,
+# relative to those of EXPECTED
+close_losses() {
+    paste -d ' ' <(losses "$1") <(losses "$2") | awk -v run="$1" -v limit="$3" '
+        { off = $3 - $6; if (off < 0) off = -off }
+        $1 != $4 || $2 != $5 || !($6 + 0 > 0 && off <= limit * $6) {
+            print run ": found " $1, $2, $3 ", expected " $4, $5, $6
+        }
+        END { if (NR < 2) print run ": found " NR " losses, expected two at least" }'
+}
+# samples FILE: the texts that a run printed, each between two lines ---
+samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 
 # all files and folders of the current folder, with sizes and checksums
 snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }
@@ -98,6 +117,20 @@ refusals() {
         eval "arguments=($line)"
         refused "${words% }" "${words% }" "${arguments[@]}"
     done
+}
+
+# ---- .safetensors files
+
+# poke FILE TENSOR VALUE [COUNT [FIRST]]: sets COUNT elements (1) of a tensor of fp32, from element FIRST (0) on
+poke() {
+    python3 - "$1" "$2" "$3" "${4:-1}" "${5:-0}" <<'PYTHON'
+import json, struct, sys
+path, tensor, value, count, first = sys.argv[1:]
+with open(path, "r+b") as file:
+    header = struct.unpack("<Q", file.read(8))[0]
+    file.seek(8 + header + json.loads(file.read(header))[tensor]["data_offsets"][0] + 4 * int(first))
+    file.write(struct.pack("<f", float(value)) * int(count))
+PYTHON
 }
 
 # ---- nvcc

@@ -90,8 +90,6 @@ run() {
 
 # ---- comparison
 
-# the lines between --- and ---: samples
-samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 metrics() { sed -E 's/,"(ms|tokens_per_s|tokens_left|mfu|gpu_[a-z_]*)":[^,}]*//g' "$1"; }
 
 # first_difference BEFORE AFTER: two texts

@@ -8,8 +8,7 @@
 
 program=${PROGRAM:-build/test/test_comm}
 use_mpirun "$("$program" backends | grep MPI)" 14
-out=$(mktemp)
-trap 'rm -f "$out"' EXIT
+make_scratch
 run() { mpirun -np "$1" --oversubscribe --bind-to none "$program" "${@:2}" >"$out" 2>&1 </dev/null; }
 
 for ranks in 1 2 3 4; do

@@ -5,16 +5,14 @@
 . "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath -m "${TRAINER:-build/nvcc/train_gpt2}")
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-out=$folder/out err=$folder/err
+make_scratch
 if ! command -v nvcc >/dev/null || nvidia-smi >"$out" 2>&1; then
     skip "nvcc, and a machine without a GPU" 2
     exit 0
 fi
 
 export OMP_NUM_THREADS=1
-cd "$folder" || exit
+cd "$scratch" || exit
 seq 1000 >text
 run() { # STATUS ARGUMENTS...: one step of a small model
     local status=0

@@ -7,10 +7,8 @@
 export TRAIN_GPT2_AUTOTUNE_CACHE=  # -f 2 writes no times to the user's cache
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") builds=$(realpath "${BUILDS:-build/test}")
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit
-out=$folder/out
+make_scratch
+cd "$scratch" || exit
 seq 20000 >text
 
 # train RUN THREADS PROGRAM FLAGS...: three steps, the last one saved

@@ -7,15 +7,13 @@
 
 root=$PWD trainer=$(realpath "${TRAIN_GPT2:-./train_gpt2}")
 documents=(README.md CONTRIBUTING.md doc/*.md)
-folder=$(mktemp -d)
-out=$folder/out
-trap 'rm -rf "$folder"' EXIT
+make_scratch
 set -f # a command keeps its patterns
 
 # ---- files and runs for the commands
 
-mkdir -p "$folder/here/data"
-cd "$folder/here" || exit
+mkdir -p "$scratch/here/data"
+cd "$scratch/here" || exit
 export OMP_NUM_THREADS=1
 for _ in {1..5}; do cat "$root/README.md" "$root/CONTRIBUTING.md"; done >my.txt
 cp my.txt data/kjv.txt
@@ -33,12 +31,12 @@ echo "node1 slots=8" >hosts.txt
 report "a shard and a run for the commands to read" "$([ -d a_run/step_00000001 ] || echo "could not be made")"
 cd "$root" || exit
 
-make -npr help >"$folder/rules" 2>/dev/null
-"$trainer" --help >"$folder/help" 2>&1
+make -npr help >"$scratch/rules" 2>/dev/null
+"$trainer" --help >"$scratch/help" 2>&1
 devices=$("$trainer" --version | sed -n 's/.* devices \([^,]*\),.*/\1/p')
 # shellcheck disable=SC2016
 report "doc/flags.md describes the flags of --help, in their order" "$(
-    diff <(sed -nE 's/^  (-[a-z]+| +) +--([a-z0-9-]+).*/\2/p' "$folder/help") \
+    diff <(sed -nE 's/^  (-[a-z]+| +) +--([a-z0-9-]+).*/\2/p' "$scratch/help") \
         <(sed -nE 's/^\*\*(`-[a-z]+`, )?`--([a-z0-9-]+).*/\2/p' doc/flags.md)
 )"
 
@@ -65,9 +63,9 @@ is_flag() { grep -qE -- "(^|[^A-Za-z0-9_-])${1%%=*}([^A-Za-z0-9_-]|$)" "$2"; }
 
 # needs_run FOLDER: makes FOLDER a run directory with a checkpoint
 needs_run() {
-    [[ $1 == */* && $1 != *.safetensors && ! -e $folder/here/$1 ]] || return 0
-    mkdir -p "$folder/here/$(dirname "$1")"
-    cp -r "$folder/here/a_run" "$folder/here/$1"
+    [[ $1 == */* && $1 != *.safetensors && ! -e $scratch/here/$1 ]] || return 0
+    mkdir -p "$scratch/here/$(dirname "$1")"
+    cp -r "$scratch/here/a_run" "$scratch/here/$1"
 }
 
 # dry_run RANKS FLAG...: the error of train_gpt2 for these flags, if any
@@ -89,7 +87,7 @@ dry_run() {
     [ "$resumes" != 1 ] || needs_run "$output"
     [[ " $* " =~ \ --(plan|help|version) ]] || flags+=(--plan)
     [ "$ranks" = 1 ] || flags+=(-pn "$ranks")
-    (cd "$folder/here" && "$trainer" "${flags[@]}") >"$out" 2>&1 </dev/null || tail -n 1 "$out"
+    (cd "$scratch/here" && "$trainer" "${flags[@]}") >"$out" 2>&1 </dev/null || tail -n 1 "$out"
 }
 
 # dry_make WORD...: errors of targets without a rule and of unknown variables
@@ -97,11 +95,11 @@ dry_make() {
     local word
     for word; do
         if [[ $word == *=* ]]; then
-            grep -qE "^${word%%=*} :?=|[$][(](value )?${word%%=*}[)]" "$folder/rules" ||
+            grep -qE "^${word%%=*} :?=|[$][(](value )?${word%%=*}[)]" "$scratch/rules" ||
                 echo "the Makefile has no variable ${word%%=*}"
             make -n help "$word" >"$out" 2>&1 || tail -n 1 "$out"
         else
-            grep -qE "^$word:" "$folder/rules" || echo "the Makefile has no target $word"
+            grep -qE "^$word:" "$scratch/rules" || echo "the Makefile has no target $word"
         fi
     done
 }
@@ -111,7 +109,7 @@ look_up() {
     local program=$1 word
     [ -f "$program" ] || { echo "there is no $program" && return; }
     for word in "${@:2}"; do
-        [[ $word != -* ]] || is_flag "$word" "$program" || is_flag "$word" "$folder/help" ||
+        [[ $word != -* ]] || is_flag "$word" "$program" || is_flag "$word" "$scratch/help" ||
             echo "$program has no $word"
     done
 }
@@ -161,7 +159,7 @@ for document in "${documents[@]}"; do
     : >"$out"
     report "$document: the flags exist" "$(
         for word in $(spans "$document" | grep -E '^-'); do
-            [[ ! $word =~ ^-+[a-z] ]] || is_flag "$word" "$folder/help" || echo "train_gpt2 --help does not name $word"
+            [[ ! $word =~ ^-+[a-z] ]] || is_flag "$word" "$scratch/help" || echo "train_gpt2 --help does not name $word"
         done
     )"
     report "$document: the paths exist" "$(

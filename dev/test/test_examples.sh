@@ -3,13 +3,6 @@
 # bad input.
 . "$(dirname "$0")/harness.sh"
 in_scratch
-losses() { sed -nE 's/^\{"step":([0-9]+),"(loss|val_loss)":([0-9.]+).*/\1 \2 \3/p' "$1/metrics.jsonl"; }
-# close A B: the losses of two runs agree within 1e-5 of each
-close() {
-    paste -d ' ' <(losses "$1") <(losses "$2") | awk '
-        { d = $3 - $6; if (d < 0) d = -d; if ($1 $2 != $4 $5 || d > 1e-5 * $3) print "differ:", $0 }
-        END { if (NR != 9) print NR, "losses, expected 9" }'
-}
 python3 - >few.jsonl <<'PYTHON'
 import json, random
 r = random.Random(1)
@@ -28,13 +21,13 @@ report "a run on examples" "$(
 report "other micro-batches and -r 4" "$(
     run 0 "${short[@]}" -b 16 -o whole
     run 0 "${short[@]}" -b 4 -r 4 -o recomputed
-    close whole alone
+    close_losses whole alone 1e-5
     cmp <(losses recomputed) <(losses alone) 2>&1
 )"
 # Each row has other sequences: a CUDA graph of an earlier micro-batch would compute the attention of that row's.
 report "the emulated GPU gives the losses of the CPU: no CUDA graph replays another row's sequences" "$(
     trainer=$emulated run 0 "${short[@]}" -b 4 -o gpu --device cuda
-    close gpu alone
+    close_losses gpu alone 1e-5
 )"
 report "validation covers all rows, also where -b does not divide their number" "$(
     whole=(-i few.jsonl -e l2h4c32 -t 48 -x 1 -v 1 -m -1 -s 0)
@@ -125,6 +118,6 @@ report "two ranks, -tp 2, and four ranks at -z 3 -r 4 give the same losses" "$(
         mpirun --oversubscribe -np "$ranks" "$trainer" "${short[@]}" -b 4 $flags -o "$name" >"$out" 2>&1 </dev/null ||
             echo "exit status $?"
     done
-    for layout in two sliced four; do close $layout alone; done
+    for layout in two sliced four; do close_losses $layout alone 1e-5; done
 )"
 end_tests

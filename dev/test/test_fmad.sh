@@ -4,7 +4,8 @@
 # precisions, with and without -fmad: FMAs in PTX for sm_90, machine code for sm_80 and sm_90. Needs nvcc; 2 minutes.
 . "$(dirname "$0")/harness.sh"
 command -v nvcc ptxas >/dev/null || { skip nvcc && exit; }
-ptx=$PWD/build/ptx scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
+make_scratch
+ptx=$PWD/build/ptx
 # The first pattern that fits counts. none: neither may form an FMA. nvcc: nvcc may, ptxas must not. any: both may.
 rules() {
     cat <<'END'

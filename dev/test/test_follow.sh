@@ -133,7 +133,10 @@ change() {
     steps 1:9 2:80 3:70 4:60 5:5 >$metrics
     appears "[5, {" "$calls"
     echo '{"step":0,"val_loss":5}' >$metrics
-    sleep 1
+    for _ in {1..3000}; do # until the run before has ended, in two parts, after that of --once
+        [ "$(grep -c finish "$calls")" -lt 3 ] || break
+        sleep 0.1
+    done
     steps 1:3 >>$metrics
     appears '"train/loss": 3' "$calls"
     steps 2:2 >>$metrics

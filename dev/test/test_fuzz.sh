@@ -5,10 +5,8 @@
 . "$(dirname "$0")/harness.sh"
 
 replay=${REPLAY:-build/sanitize/replay}
-folder=$(mktemp -d)
-out=$folder/out
-trap 'rm -rf "$folder"' EXIT
-export TMPDIR=$folder
+make_scratch
+export TMPDIR=$scratch
 
 [ -x "$replay" ] || make --no-print-directory build/sanitize/replay >"$out" 2>&1
 
@@ -23,22 +21,22 @@ report "replay has every target" "$missing"
 run() {
     local name=$1 said
     shift
-    "$replay" -d $((600 / ($# + 1))) "$@" >"$out" 2>"$folder/err"
+    "$replay" -d $((600 / ($# + 1))) "$@" >"$out" 2>"$err"
     local status=$?
     said=$(grep "^$name " "$out" 2>/dev/null)
-    tail -n 30 "$folder/err" >>"$out"
+    tail -n 30 "$err" >>"$out"
     report "$name: $# inputs" "$([ $# -gt 0 ] && [ "$status $said" = "0 $name $#" ] || echo "exit status $status")"
 }
 
-report "seeds.py writes the seeds" "$(dev/fuzz/seeds.py "$folder/seeds" 2>&1)"
+report "seeds.py writes the seeds" "$(dev/fuzz/seeds.py "$scratch/seeds" 2>&1)"
 for target in dev/fuzz/fuzz_*.c; do
     name=$(basename "$target" .c) name=${name#fuzz_}
-    mapfile -t inputs < <(find "$folder/seeds/$name" "dev/fuzz/found/$name" -type f 2>/dev/null | sort)
+    mapfile -t inputs < <(find "$scratch/seeds/$name" "dev/fuzz/found/$name" -type f 2>/dev/null | sort)
     run "$name" "${inputs[@]}"
 done
 
 # a file in a folder that names no target
-"$replay" "$folder/err" >/dev/null 2>&1
+"$replay" "$err" >/dev/null 2>&1
 report "a file of no target is refused" "$([ $? -eq 2 ] || echo "expected exit status 2")"
 
 end_tests

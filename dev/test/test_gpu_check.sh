@@ -4,12 +4,11 @@
 # shellcheck disable=SC2016,SC2034  # case_of evaluates its text
 . "$(dirname "$0")/harness.sh"
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-here=$folder/here out=$folder/out compiler=$(command -v c++)
-mkdir -p "$here/dev" "$folder/bin" "$folder/programs" "$folder/back"
+make_scratch
+here=$scratch/here compiler=$(command -v c++)
+mkdir -p "$here/dev" "$scratch/bin" "$scratch/programs" "$scratch/back"
 cp -r scripts README.md train_gpt2.cu llmc "$here"
-export PATH=$folder/bin:$PATH STUBS=$folder PYTHON=$folder/bin/python OUT=$folder/back
+export PATH=$scratch/bin:$PATH STUBS=$scratch PYTHON=$scratch/bin/python OUT=$scratch/back
 unset NVCC DATA MERGES GPU_CHECK_SECONDS TRAIN_GPT2_AUTOTUNE_CACHE TRAIN_GPT2_SELF_CHECK
 
 # program PATH: writes an executable file from stdin. HANGS, FAILS: patterns of commands that hang, or fail
@@ -26,11 +25,11 @@ END
     chmod +x "$1"
 }
 # a sanitizer that hangs has five seconds
-program "$folder/bin/timeout" <<END
+program "$scratch/bin/timeout" <<END
 [[ -z \${FINDS:-}\${CLEAN:-} || \$* != *--tool* ]] || set -- -k 1 5 "\${@:4}"
 exec $(command -v timeout) "\$@"
 END
-program "$folder/bin/nvidia-smi" <<'END'
+program "$scratch/bin/nvidia-smi" <<'END'
 [ -z "${NO_GPU:-}" ] || exit 9
 for word; do [[ $word != --query-gpu=* ]] || asked=${word#*=}; done
 case $asked in
@@ -38,25 +37,25 @@ name) echo "Stub H200" ;;
 compute_cap) echo 9.0 ;;
 driver_version) echo "${DRIVER:-1.2.3}" ;;
 memory.free | memory.total) echo 144000 ;;
-memory.used)
+memory.used) # 20 GiB more while a program runs
     echo 1000
-    [[ $* != *--loop-ms* ]] || { echo 21480 && exec sleep 60; } # 20 GiB more while a program runs
+    [[ $* != *--loop-ms* ]] || { echo 21480 && echo $$ >"$STUBS/watcher" && exec sleep 60; }
     ;;
 esac
 END
-program "$folder/bin/nvcc" <<END
+program "$scratch/bin/nvcc" <<END
 case \$* in
-*--dryrun*) echo '#\$ TOP=$folder' >&2 ;;
+*--dryrun*) echo '#\$ TOP=$scratch' >&2 ;;
 *--version*) echo "Cuda compilation tools, release 13.0, V13.0.1" ;;
-*) while [ "\$1" != -o ]; do shift; done && cp "$folder/bin/true" "\$2" ;;
+*) while [ "\$1" != -o ]; do shift; done && cp "$scratch/bin/true" "\$2" ;;
 esac
 END
-program "$folder/bin/true" <<<'exit 0'
-program "$folder/bin/c++" <<END
+program "$scratch/bin/true" <<<'exit 0'
+program "$scratch/bin/c++" <<END
 [[ \$* != *random_tokens* ]] || exec $compiler "\$@"
 END
 # builds all targets except BROKEN
-program "$folder/bin/make" <<'END'
+program "$scratch/bin/make" <<'END'
 status=0
 for word; do
     name=${word##*/}
@@ -69,24 +68,24 @@ done
 exit $status
 END
 # FINDS, CLEAN: tools that hang with or without a finding
-program "$folder/bin/compute-sanitizer" <<'END'
+program "$scratch/bin/compute-sanitizer" <<'END'
 [[ $* != *--help* ]] || { echo "--kernel-name arg --port arg" && exit; }
 [ "$2" != "${FINDS:-}" ] || { echo "========= Invalid __global__ read of size 2 bytes" && exec sleep 100; }
 [ "$2" != "${CLEAN:-}" ] || exec sleep 100
 echo "========= ERROR SUMMARY: 0 errors"
 END
 # of test_ops the row OFF_ROW is too far off, and the row CRASH_ROW crashes
-program "$folder/programs/test" <<'END'
+program "$scratch/programs/test" <<'END'
 [[ $* != *--list* ]] || { printf '%s\n' attention_forward classifier activation_forward && exit; }
 [ "${*: -1}" != "${CRASH_ROW:-}" ] || exit 139
 [ "${*: -1}" != "${OFF_ROW:-}" ] || { echo "ERROR: out is off by 0.00512, at most 0.0039 is allowed" && exit 1; }
 echo "[  PASSED  ] 7 test(s)."
 END
-program "$folder/programs/bench_ops" <<<'[[ $* != *products* ]] || echo "Products fused: 20 of 26."'
-program "$folder/programs/dump_run" <<<'mkdir -p "$1/step_00000000" && touch "$1/train.i32"'
+program "$scratch/programs/bench_ops" <<<'[[ $* != *products* ]] || echo "Products fused: 20 of 26."'
+program "$scratch/programs/dump_run" <<<'mkdir -p "$1/step_00000000" && touch "$1/train.i32"'
 # REPLACED: a kernel failed the self-check. WRONG: an operation has no right kernel. NOISE: bits differ. FALLS: the
 # factor of the loss's fall. The plan of B sequences takes B GiB
-program "$folder/programs/train_gpt2" <<'END'
+program "$scratch/programs/train_gpt2" <<'END'
 note="note      attention_forward uses a slower kernel (CUDA cores): the fast one fails the self-check on this GPU"
 batch=4 steps=20
 while [ $# -gt 0 ]; do
@@ -114,9 +113,11 @@ awk -v steps="$steps" -v noise="${NOISE:+$RANDOM}" -v falls="${FALLS:-1}" 'BEGIN
         printf "{\"step\":%d,\"loss\":%.8f,\"grad_norm\":1,\"ms\":100.0,\"mfu\":0.5}\n", i, loss
     }
 }' >"$run/metrics.jsonl"
+# a run whose memory is watched ends after the watcher has begun
+[[ $run != build/gpu/run ]] || until kill -0 "$(cat "$STUBS/watcher")"; do sleep 0.01; done 2>/dev/null
 END
 # PyTorch's losses are OFF higher
-program "$folder/bin/python" <<'END'
+program "$scratch/bin/python" <<'END'
 case $* in
 *'version("torch")'*) echo 9.9.0 ;;
 *train_torch.py*) echo '{"median_ms": 125.0, "p10_ms": 124.0, "p90_ms": 126.0, "reserved_bytes": 42949672960}' ;;
@@ -154,16 +155,16 @@ case_of "rest has the curves, every -r, fused GELU, --offload and the largest ba
     has "^\| 1558M, the largest batch: 135, -r 4 \|"; has "a batch too large is refused: ok"; has "racecheck: ok"'
 case_of "speed needs a go of first for the same driver and sources" '
     DRIVER=9 check 1 speed; has "^no-go: kernels and memcheck: .* no go for these sources, GPU, driver, CUDA"
-    cp "$here/llmc/ops.h" "$folder/ops.h"; echo "// changed" >>"$here/llmc/ops.h"; check 1 rest; has "^no-go: kernels"
-    cp "$folder/ops.h" "$here/llmc/ops.h"; check 0 speed'
+    cp "$here/llmc/ops.h" "$scratch/ops.h"; echo "// changed" >>"$here/llmc/ops.h"; check 1 rest; has "^no-go: kernels"
+    cp "$scratch/ops.h" "$here/llmc/ops.h"; check 0 speed'
 case_of "losses further apart than 0.01 are a no-go" 'OFF=0.02 check 1 rest; has "^no-go: the curves FAILED"'
 case_of "different bits are a no-go" 'NOISE=1 check 1 speed; has "^no-go: same bits twice FAILED: exit status 1"'
 
 # errors of `first`; none of them leaves a go behind
 refuses() { case_of "$1" "$2 check 1 first; has '^no-go: .*$3'; [ ! -e '$here/build/gpu/go' ] || echo 'a go is left'"; }
 refuses "a row that is off by too much" OFF_ROW=classifier 'test_ops FAILED: exit status 1'
-has 'is off by 0.00512, at most 0.0039' >"$folder/said"
-report "the report names the error and its tolerance" "$(cat "$folder/said")"
+has 'is off by 0.00512, at most 0.0039' >"$scratch/said"
+report "the report names the error and its tolerance" "$(cat "$scratch/said")"
 refuses "a row that crashes" CRASH_ROW=classifier 'test_ops FAILED'
 refuses "an operation without a right kernel" WRONG=1 'self-check FAILED'
 refuses "a memcheck with a finding" FINDS=memcheck 'memcheck FAILED: exit status 9'
@@ -180,14 +181,13 @@ case_of "a kernel that the self-check has replaced is named, and its row of test
     has "^$go. Replaced by slower kernels: attention_forward \(CUDA cores\)"; has "test_ops: ok; 2 of 2 rows"'
 case_of "an interrupted command reports the rows so far, and ends its programs" '
     (cd "$here" && HANGS=build/cuda/test_simt exec scripts/gpu_check.sh first) >"$out" 2>&1 &
-    until [ -s "$folder/hangs" ]; do sleep 0.1; done; kill -TERM $!; wait $!
+    until [ -s "$scratch/hangs" ]; do sleep 0.1; done; kill -TERM $!; wait $!
     [ $? -eq 1 ] || echo "exit status is not 1"
     cat "$OUT"/gpu_stub-h200_*_first.md >"$out"; has "the command: FAILED: exit status 1; stopped by a signal"
-    has "^- build: ok"; sleep 2
-    ! kill -0 "$(cat "$folder/hangs")" 2>/dev/null || echo "the test still runs"'
+    has "^- build: ok"; none_left "$(cat "$scratch/hangs")"'
 
 case_of "no GPU ends with exit status 2" 'NO_GPU=1 check 2 first; has "gpu_check: no GPU"'
 case_of "build without a GPU compiles, and ends with exit status 2" 'NO_GPU=1 check 2 build; has "nothing was run"
-    grep -q "arch=compute_90.*build/cuda/bench_ops" "$folder/log" || echo "bench_ops was not built for sm_90"
-    grep -q "timeout -k 5 7... make" "$folder/log" || echo "the compilers did not get the two hours of build"'
+    grep -q "arch=compute_90.*build/cuda/bench_ops" "$scratch/log" || echo "bench_ops was not built for sm_90"
+    grep -q "timeout -k 5 7... make" "$scratch/log" || echo "the compilers did not get the two hours of build"'
 end_tests

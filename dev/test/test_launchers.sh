@@ -3,12 +3,11 @@
 # Then the trainer in the environment of a launcher that did not connect it to other ranks.
 . "$(dirname "$0")/harness.sh"
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder/here/scripts" "$folder/bin"
-cp -r scripts/multi_node "$folder/here/scripts/"
+make_scratch
+mkdir -p "$scratch/here/scripts" "$scratch/bin"
+cp -r scripts/multi_node "$scratch/here/scripts/"
 trainer=$(realpath "${TRAINER:-./train_gpt2}") root=$PWD
-export LOG=$folder/log PATH=$folder/bin:$PATH
+export LOG=$scratch/log PATH=$scratch/bin:$PATH
 unset DATA
 
 # program PATH: writes an executable file from stdin
@@ -16,16 +15,16 @@ program() {
     cat >"$1"
     chmod +x "$1"
 }
-program "$folder/here/train_gpt2" <<'END'
+program "$scratch/here/train_gpt2" <<'END'
 #!/usr/bin/env bash
 echo "$HOST $*" >>"$LOG"
 END
-program "$folder/bin/mpirun" <<'END'
+program "$scratch/bin/mpirun" <<'END'
 #!/usr/bin/env bash
 while [ "$1" != ./train_gpt2 ]; do echo "mpirun $1" >>"$LOG.options" && shift; done
 HOST=mpi exec "$@"
 END
-program "$folder/bin/srun" <<'END'
+program "$scratch/bin/srun" <<'END'
 #!/usr/bin/env bash
 while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG.options" && shift; done
 HOST=slurm SLURM_PROCID=5 exec "$@"
@@ -37,23 +36,23 @@ run_flags() { sed 's/^[^-]*//; s/-p[inrgf] [^ ]* //g' "$LOG" | sort -u; }
 launch() {
     local status
     rm -f "$LOG" "$LOG".*
-    "${@:2}" >"$folder/out" 2>&1 </dev/null
+    "${@:2}" >"$scratch/said" 2>&1 </dev/null
     status=$?
-    [ "$status" -eq "$1" ] || printf 'exit status %s, expected %s\n%s\n' "$status" "$1" "$(cat "$folder/out")"
+    [ "$status" -eq "$1" ] || printf 'exit status %s, expected %s\n%s\n' "$status" "$1" "$(cat "$scratch/said")"
 }
 has() { grep -qF -- "$2" "$1" || echo "expected '$2' in: $(cat "$1")"; }
 
-here=$folder/here
-echo "node1 slots=8" >"$folder/hosts"
+here=$scratch/here
+echo "node1 slots=8" >"$scratch/hosts"
 report "mpirun.sh" "$(
-    launch 0 "$here/scripts/multi_node/mpirun.sh" "$folder/hosts" -b 8
+    launch 0 "$here/scripts/multi_node/mpirun.sh" "$scratch/hosts" -b 8
     has "$LOG" " -e d48 -b 16 "
     has "$LOG" " -s 0 -b 8"
     has "$LOG.options" "mpirun --hostfile"
 )"
-run_flags >"$folder/by_mpirun"
+run_flags >"$scratch/by_mpirun"
 report "DATA is a folder's name, not a pattern" "$(
-    DATA="Alice's [1] *.d" launch 0 "$here/scripts/multi_node/mpirun.sh" "$folder/hosts"
+    DATA="Alice's [1] *.d" launch 0 "$here/scripts/multi_node/mpirun.sh" "$scratch/hosts"
     has "$LOG" " -i Alice's \\[1\\] \\*.d/*_train_*.bin -j Alice's \\[1\\] \\*.d/*_val_*.bin "
 )"
 report "slurm.sbatch" "$(
@@ -63,12 +62,12 @@ report "slurm.sbatch" "$(
     has "$LOG" "slurm -pi fs -pf runs/meetings -pn 16 -pr 5 -pg 8 -i "
     for option in --kill-on-bad-exit=1 --mpi=none --cpus-per-task=6; do has "$LOG.options" "srun $option"; done
     [ -d runs/meetings ] || echo "the folder of the id was not created"
-    run_flags | cmp - "$folder/by_mpirun"
+    run_flags | cmp - "$scratch/by_mpirun"
 )"
 
 # ---- the trainer, alone in the environment of a launcher
 
-cd "$folder" && seq 1 1500 >text
+cd "$scratch" && seq 1 1500 >text
 tiny=(-i text -e l1h2c16 -b 2 -t 16 -v 0 -s 0 -x 1)
 # mode STATUS ENVIRONMENT FLAGS...: the trainer with VARIABLE=VALUE words as environment exits with STATUS
 mode() {
@@ -80,9 +79,9 @@ mode() {
 while read -r variable others; do
     report "alone: $variable $others" "$(
         mode 2 "$variable $others" "${tiny[@]}" -o run
-        has "$folder/out" "train_gpt2: $variable means several ranks, but this process found one"
-        has "$folder/out" ", or give -pn 1 to run it alone"
-        [ "$(wc -l <"$folder/out")" -eq 1 ] || echo "expected one line in: $(cat "$folder/out")"
+        has "$scratch/said" "train_gpt2: $variable means several ranks, but this process found one"
+        has "$scratch/said" ", or give -pn 1 to run it alone"
+        [ "$(wc -l <"$scratch/said")" -eq 1 ] || echo "expected one line in: $(cat "$scratch/said")"
         [ ! -e run ] || echo "the run directory was created"
         mode 0 "$variable $others" "${tiny[@]}" -pn 1
     )"

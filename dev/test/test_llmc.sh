@@ -7,13 +7,11 @@
 . "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
-folder=$(mktemp -d)
-out=$folder/out
-trap 'rm -rf "$folder"' EXIT
-cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$folder/patient_yield.so" || exit
-cc -O2 -shared -fPIC dev/test/kill_at_rename.c -o "$folder/kill.so" || exit
-mkdir "$folder/work"
-cd "$folder/work" || exit
+make_scratch
+cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$scratch/patient_yield.so" || exit
+cc -O2 -shared -fPIC dev/test/kill_at_rename.c -o "$scratch/kill.so" || exit
+mkdir "$scratch/work"
+cd "$scratch/work" || exit
 cp "$trainer" train_gpt2cu
 trainer=./train_gpt2cu err=$out
 export OMP_NUM_THREADS=1
@@ -25,11 +23,11 @@ shard() { # FILE: 2731 tokens
     {
         words 55432 308 1 0 2731 0 # 20240520, version 1
         head -c 1012 /dev/zero
-        cat "$folder/tokens"
+        cat "$scratch/tokens"
     } >"$1"
 }
 mapfile -t ids < <(awk 'BEGIN { for (i = 0; i < 2731; i++) print (i * 7919 + 50256) % 50257 }')
-words "${ids[@]}" >"$folder/tokens"
+words "${ids[@]}" >"$scratch/tokens"
 for set in fineweb10B/fineweb fineweb100B/fineweb edu_fineweb100B/edu_fineweb; do
     for part in train_000001 train_000002 train_000003 val_000000; do shard "dev/data/${set}_$part.bin"; done
 done
@@ -125,10 +123,10 @@ tokenizer() {
         for (i = 0; i < 256; i++) printf "\\x01\\x%02x", i
         for (i = 0; i < count - 257; i++) printf "\\x02\\x%02x\\x%02x", i / 256, i % 256
         printf "\\x00"
-    }' >"$folder/escapes"
+    }' >"$scratch/escapes"
     words 55240 308 2 0 "$1" 0 $(($1 - 1)) 0 # 20240328, version 2, vocabulary, end-of-text
     head -c 1008 /dev/zero
-    printf '%b' "$(cat "$folder/escapes")"
+    printf '%b' "$(cat "$scratch/escapes")"
 }
 report "gpt2_tokenizer.bin in the current folder is found if it has the model's vocabulary" "$(
     run 0 -i dev/data/fineweb10B/fineweb_val_000000.bin "${tiny[@]}" -x 1 -n 1 -o started
@@ -165,7 +163,7 @@ report "SIGTERM after the last checkpoint: the same command validates, then crea
         -s 0 -v 2 -n 2 -x 4 -h 1 -y 1)
     run 0 "${small[@]}" -o whole
     : >once
-    LD_PRELOAD=$folder/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
+    LD_PRELOAD=$scratch/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
         run 0 "${small[@]}" -o ended
     equal "$(cd ended && echo DONE_* step_*)" "DONE_00000002 step_00000002 step_00000004"
     diff <(grep -vE 's:4 (tel|eval)' whole/main.log) ended/main.log
@@ -185,7 +183,7 @@ report "a larger -x after a kill before the last evaluation: DONE_ of that step 
     small=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
         -s 0 -v 3 -n 2 -y 1 -o larger)
     : >once
-    LD_PRELOAD=$folder/kill.so KILL_AFTER=larger/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
+    LD_PRELOAD=$scratch/kill.so KILL_AFTER=larger/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
         run 0 "${small[@]}" -x 4
     equal "$(cd larger && echo DONE_*)" "DONE_00000002"
     run 0 "${small[@]}" -x 6 # step 4 has no evaluation now
@@ -197,7 +195,7 @@ report "a larger -x after a kill before the last evaluation: DONE_ of that step 
 
 use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 3
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-export LD_PRELOAD=$folder/patient_yield.so:$folder/kill.so
+export LD_PRELOAD=$scratch/patient_yield.so:$scratch/kill.so
 
 # LINE DONE_FILE: llm.c's loop. Prints the number of starts; a loop that does not end stops after 4.
 loop() {

@@ -4,17 +4,16 @@
 #   dev/test/test_makefile.sh
 . "$(dirname "$0")/harness.sh"
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder"/{bin,llmc/run}
-cp --parents Makefile dev/*/*.mk scripts/found.sh scripts/*.mk "$folder"
-touch "$folder/train_gpt2.cu" "$folder/llmc/run/portable.c"
+make_scratch
+mkdir -p "$scratch"/{bin,llmc/run}
+cp --parents Makefile dev/*/*.mk scripts/found.sh scripts/*.mk "$scratch"
+touch "$scratch/train_gpt2.cu" "$scratch/llmc/run/portable.c"
 
-cat >"$folder/bin/nvidia-smi" <<'END_OF'
+cat >"$scratch/bin/nvidia-smi" <<'END_OF'
 #!/bin/sh
 [ -n "$STUB_GPU" ] && [ "$3" = --query-gpu=name,compute_cap ] && echo "$STUB_GPU"
 END_OF
-cat >"$folder/bin/nvcc" <<'END_OF'
+cat >"$scratch/bin/nvcc" <<'END_OF'
 #!/bin/sh
 case $* in
 --version) echo "Cuda compilation tools, release 12.4, V12.4.1" ;;
@@ -24,19 +23,19 @@ case $* in
 *) exit 1 ;;
 esac
 END_OF
-chmod +x "$folder"/bin/*
+chmod +x "$scratch"/bin/*
 
 # made STATUS GPU WORD...: what `make $target WORD...` would do on a machine with this GPU. Variables of `make test
 # MARCH=...` do not reach it.
 target=train_gpt2
 made() {
     local status=0
-    (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_GPU="$2" \
+    (cd "$scratch" && env -i PATH="$scratch/bin:$PATH" STUB_GPU="$2" \
         CUDA_HOME="${CUDA_HOME:-}" make -n "$target" "${@:3}" >said 2>&1) || status=$?
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$scratch/said"; }
 }
-has() { grep -qF -- "$1" "$folder/said" || { echo "expected '$1' in:" && tail -n 6 "$folder/said"; }; }
-lacks() { ! grep -F -- "$1" "$folder/said"; }
+has() { grep -qF -- "$1" "$scratch/said" || { echo "expected '$1' in:" && tail -n 6 "$scratch/said"; }; }
+lacks() { ! grep -F -- "$1" "$scratch/said"; }
 
 # builds NAME GPU [WORD...] -- [!]TEXT...: on a machine with this GPU, the commands have each TEXT, and lack each !TEXT
 builds() {
@@ -83,8 +82,8 @@ builds "HARDENING=0 leaves the hardening out" "" DEVICE=cpu HARDENING=0 -- "!$pr
     "hardening  turned off"
 # cc_without OPTION: a compiler that refuses options that begin with OPTION
 cc_without() {
-    printf '#!/bin/sh\ncase " $*" in *" %s"*) exit 1 ;; esac\nexec cc "$@"\n' "$1" >"$folder/bin/old_cc"
-    chmod +x "$folder/bin/old_cc"
+    printf '#!/bin/sh\ncase " $*" in *" %s"*) exit 1 ;; esac\nexec cc "$@"\n' "$1" >"$scratch/bin/old_cc"
+    chmod +x "$scratch/bin/old_cc"
 }
 cc_without -D_FORTIFY_SOURCE=3
 builds "level 2 for a compiler that does not know level 3" "" DEVICE=cpu CC=old_cc -- -D_FORTIFY_SOURCE=2
@@ -97,8 +96,8 @@ builds "no level: the rest of the hardening" "" DEVICE=cpu CC=old_cc -- !FORTIFY
 # cc_for MACHINE: a compiler for another CPU
 cc_for() {
     printf '#!/bin/sh\n[ "$*" = -dumpmachine ] && echo %s-linux-gnu && exit\nexec cc "$@"\n' "$1" \
-        >"$folder/bin/cross_cc"
-    chmod +x "$folder/bin/cross_cc"
+        >"$scratch/bin/cross_cc"
+    chmod +x "$scratch/bin/cross_cc"
 }
 builds "a build is for the CPU of this machine" "" DEVICE=cpu -- -march=native
 builds "MARCH names another" "" DEVICE=cpu MARCH=x86-64-v3 -- -march=x86-64-v3 !-march=native
@@ -123,17 +122,17 @@ builds "ARCH=portable for aarch64: every such CPU" "" DEVICE=cpu CC=cross_cc ARC
 
 # kept FILE WORD...: the flags that a make with these words keeps in FILE
 kept() {
-    (cd "$folder" && env -i PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
+    (cd "$scratch" && env -i PATH="$scratch/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
 }
 report "build/flags changes with ARCH, and make -n only says so" "$(
     before=$(kept build/flags DEVICE=cpu CFLAGS=-O2)
-    touch "$folder/train_gpt2"
+    touch "$scratch/train_gpt2"
     made 0 "" DEVICE=cpu CFLAGS=-O2 && has "up to date"
     made 0 "" DEVICE=cpu CFLAGS=-O3 && has " -O3 "
-    [ "$(cat "$folder/build/flags")" = "$before" ] || echo "make -n wrote build/flags"
+    [ "$(cat "$scratch/build/flags")" = "$before" ] || echo "make -n wrote build/flags"
     [ "$(kept build/flags DEVICE=cpu CFLAGS=-O2 ARCH=portable)" != "$before" ] ||
         echo "the same flags with ARCH=portable"
-    rm "$folder/train_gpt2"
+    rm "$scratch/train_gpt2"
 )"
 target=quick
 builds "make quick: -O1, after a check of the syntax" "" DEVICE=cpu -- "-fsyntax-only train_gpt2.cu" " -O1 -g1 -w "
@@ -141,48 +140,48 @@ builds "make quick for a GPU: the program of make, after the check" "$h100" -- "
     "!touch build/quick"
 target=train_gpt2
 report "make compiles the program of make quick again; without a change, make quick does nothing" "$(
-    echo 'int main(void) { return 0; }' >"$folder/train_gpt2.cu"
-    kept build/flags quick DEVICE=cpu >/dev/null || cat "$folder/said"
+    echo 'int main(void) { return 0; }' >"$scratch/train_gpt2.cu"
+    kept build/flags quick DEVICE=cpu >/dev/null || cat "$scratch/said"
     target=quick made 0 "" DEVICE=cpu && has "Nothing to be done for 'quick'"
     made 0 "" DEVICE=cpu && has " -O3 "
-    kept build/flags train_gpt2 DEVICE=cpu >/dev/null || cat "$folder/said"
+    kept build/flags train_gpt2 DEVICE=cpu >/dev/null || cat "$scratch/said"
     made 0 "" DEVICE=cpu && has "up to date"
     target=quick made 0 "" DEVICE=cpu && has "Nothing to be done for 'quick'"
 )"
 report "make quick with an error leaves the program that was there" "$(
-    echo 'int main(void) { return x; }' >"$folder/train_gpt2.cu"
+    echo 'int main(void) { return x; }' >"$scratch/train_gpt2.cu"
     kept build/flags quick DEVICE=cpu && echo "it compiled"
     has "undeclared (first use in this function)"
-    "$folder/train_gpt2" || echo "exit status $?, expected 0"
-    true >"$folder/train_gpt2.cu"
-    rm "$folder/train_gpt2"
+    "$scratch/train_gpt2" || echo "exit status $?, expected 0"
+    true >"$scratch/train_gpt2.cu"
+    rm "$scratch/train_gpt2"
 )"
 # train DATA: make train with stubs of setup.sh and train.sh, which print their arguments
 # shellcheck disable=SC2016
-printf '#!/bin/sh\necho "setup <$1>"\n' >"$folder/scripts/setup.sh"
+printf '#!/bin/sh\necho "setup <$1>"\n' >"$scratch/scripts/setup.sh"
 # shellcheck disable=SC2016
-printf '#!/bin/sh\nprintf "train <%%s>\\n" "$1"\n' >"$folder/scripts/train.sh"
-cp scripts/text.sh "$folder/scripts"
-chmod +x "$folder"/scripts/*.sh
+printf '#!/bin/sh\nprintf "train <%%s>\\n" "$1"\n' >"$scratch/scripts/train.sh"
+cp scripts/text.sh "$scratch/scripts"
+chmod +x "$scratch"/scripts/*.sh
 train() {
-    (cd "$folder" && env -i PATH="$folder/bin:$PATH" make DEVICE=cpu train "DATA=$1" >said 2>&1) ||
-        { echo "exit status $?:" && tail -n 3 "$folder/said"; }
+    (cd "$scratch" && env -i PATH="$scratch/bin:$PATH" make DEVICE=cpu train "DATA=$1" >said 2>&1) ||
+        { echo "exit status $?:" && tail -n 3 "$scratch/said"; }
 }
 report "make train: DATA with blanks, quotes, brackets and \$ is passed on as it is" "$(
-    echo 'int main(void) { return 0; }' >"$folder/train_gpt2.cu"
+    echo 'int main(void) { return 0; }' >"$scratch/train_gpt2.cu"
     # shellcheck disable=SC2016  # the names of files
     for name in "Alice's Adventures.txt" 'a "b" [1] \c.txt' '$(touch x) `touch x`; touch x.txt' '$HOME $$ & #1.txt' \
         n.txt; do
-        echo text >"$folder/$name"
+        echo text >"$scratch/$name"
         train "$name" && has "setup <build>" && has "train <$name>" && has "compile    train_gpt2"
-        rm "$folder/train_gpt2"
+        rm "$scratch/train_gpt2"
     done
-    [ ! -e "$folder/x" ] || echo "a name was executed"
+    [ ! -e "$scratch/x" ] || echo "a name was executed"
 )"
 report "the same nvcc keeps build/flags, and another changes it" "$(
     before=$(kept build/flags DEVICE=cuda)
     equal "$(kept build/flags DEVICE=cuda)" "$before"
-    sed -i 's/V12.4.1/V12.4.2/' "$folder/bin/nvcc"
+    sed -i 's/V12.4.1/V12.4.2/' "$scratch/bin/nvcc"
     [ "$(kept build/flags DEVICE=cuda)" != "$before" ] || echo "the same flags with nvcc V12.4.2"
 )"
 
@@ -192,7 +191,7 @@ builds "$name: the CUDA build in bf16 under that name" "" USE_CUDNN=1 -- -DPRECI
     "train_gpt2.cu -o train_gpt2cu" "arch=compute_90,code=sm_90"
 builds "$name: FP32" "$h100" USE_CUDNN=1 PRECISION=FP32 -- -arch=sm_90 -DPRECISION_FP32
 builds "$name: another GPU" "$h100" USE_CUDNN=1 GPU_COMPUTE_CAPABILITY=80 -- -arch=sm_80 !sm_90
-sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
+sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$scratch/bin/nvcc" # every library links
 builds "$name: MPI and NCCL" "" USE_CUDNN=1 -- -DHAVE_NCCL -DHAVE_MPI
 builds "$name: neither" "" NO_USE_MPI=1 NO_MULTI_GPU=1 -- "-o train_gpt2cu" !-DHAVE_MPI !-DHAVE_NCCL
 target=train_gpt2
@@ -202,8 +201,9 @@ path=
 for name in "${folders[@]}"; do [ -x "$name/nvcc" ] || path+=${path:+:}$name; done
 if [[ :$path: == *:/usr/bin:* ]]; then
     report "without nvcc in PATH: the nvcc of CUDA_HOME or /usr/local/cuda, and the libraries beside it" "$(
-        PATH=$path toolkit=$folder/toolkit
-        mkdir -p "$toolkit"/{bin,lib64} && mv "$folder/bin/nvcc" "$toolkit/bin" && touch "$toolkit/lib64/libcublasLt.so"
+        PATH=$path toolkit=$scratch/toolkit
+        mkdir -p "$toolkit"/{bin,lib64} && touch "$toolkit/lib64/libcublasLt.so"
+        mv "$scratch/bin/nvcc" "$toolkit/bin"
         export CUDA_HOME=$toolkit
         made 0 "$h100" && has "$toolkit/bin/nvcc -x cu" && has -arch=sm_90
         has "-Xlinker -rpath=$toolkit/lib64 -Xlinker --enable-new-dtags"
@@ -211,7 +211,7 @@ if [[ :$path: == *:/usr/bin:* ]]; then
         made 0 "$h100" && lacks -rpath
         unset CUDA_HOME
         [ ! -x /usr/local/cuda/bin/nvcc ] || { made 0 "" DEVICE=cuda && has "/usr/local/cuda/bin/nvcc -x cu"; }
-        mv "$toolkit/bin/nvcc" "$folder/bin"
+        mv "$toolkit/bin/nvcc" "$scratch/bin"
     )"
 else
     skip "a PATH without nvcc, which is in /usr/bin" 1 "nvcc of CUDA_HOME"

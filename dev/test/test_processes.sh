@@ -8,7 +8,6 @@ use_ranks
 # ---- layouts
 
 mixed=$trainer trainer=$fp32
-samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 report "24 steps and samples on one rank" "$(run 0 1 "${together[@]}" -b 1 -x 24 -n 24 -o one --temperature 0)"
 cp "$out" one_text
 # test_processes_model.sh has every combination
@@ -18,7 +17,7 @@ for layout in "2 -z 0" "3 -z 3 -r 4 -rk 2" "3 -tp 3 -r 0 -ra 0" "4 -tp 2 -z 1 -r
     # shellcheck disable=SC2086
     report "24 steps and samples with $flags on $ranks ranks agree with one rank" "$(
         run 0 "$ranks" "${together[@]}" -b 1 -x 24 -n 24 -o many --temperature 0 $flags
-        close_run many one 1e-5
+        close_losses many one 1e-5
         cmp <(samples "$out") <(samples one_text) 2>&1
         [ "$(grep -c 'sample at' "$out")" = 3 ] || echo "expected 3 samples, all of rank 0"
         rm -r many
@@ -27,7 +26,7 @@ done
 report "24 steps of Muon with -tp 2 -z 3 -r 4 -rk 2 on 4 ranks agree with one rank" "$(
     run 0 1 "${together[@]}" -b 1 -x 24 -n 24 --optimizer muon -o muon_one
     run 0 4 "${together[@]}" -b 1 -x 24 -n 24 --optimizer muon -o muon_many -tp 2 -z 3 -r 4 -rk 2
-    close_run muon_many muon_one 1e-5
+    close_losses muon_many muon_one 1e-5
     rm -r muon_many muon_one
 )"
 
@@ -90,7 +89,7 @@ report "a run of Muon resumes in other layouts, and not with another optimizer" 
     run 0 3 -b 1 -o again -y 1 -x 10 -z 1 -tp 1
     cp -r again third && rm -r third/step_00000010
     run 0 1 -b 3 -o third -y 1 -x 10 -tp 1
-    close_run third again 1e-4
+    close_losses third again 1e-4
     run 2 4 -b 1 -o muon -y 1 -x 10 --optimizer adamw
     says "state of --optimizer muon, but this run has --optimizer adamw: resume with --optimizer muon"
     sentences 1
@@ -109,14 +108,14 @@ for row in "whole 2 -z 1" "alone 4 -z 3 -b 3" "tp 1 -tp 1 -z 0" "tp 4 -tp 4 -z 0
     report "the run '$name' resumes with $flags on $ranks ranks" "$(
         cp -r "$name" again && rm -r again/step_00000010
         run 0 "$ranks" -o again -y 1 -x 10 -b 1 $flags
-        close_run again "$name" 1e-5
+        close_losses again "$name" 1e-5
         rm -r again
     )"
 done
 report "another -tp rounds 8-bit moments again" "$(
     rm -r second_tp_8bit/step_00000010
     run 0 1 -o second_tp_8bit -y 1 -x 10 -tp 1 -b 1
-    close_run second_tp_8bit tp_8bit 1e-4
+    close_losses second_tp_8bit tp_8bit 1e-4
 )"
 
 # ---- bf16 weights. test_processes train does not read the flags of a resumed run, so each command gives all flags
@@ -157,7 +156,7 @@ if [ -x "${program}_bf16" ]; then
         launch 1 "${program}_bf16" train "${least[@]}" -o least_one || echo "exit status $?, expected 0"
         launch 2 "${program}_bf16" train "${least[@]}" -tp 2 -o least ||
             echo "exit status $?, expected 0"
-        close_run least least_one 2e-2
+        close_losses least least_one 2e-2
     )"
 fi
 

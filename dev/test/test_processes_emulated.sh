@@ -17,18 +17,18 @@ report "emulated kernels on 2 ranks" "$(
     run 0 2 "${tiny[@]}" -b 2 -o first
     for stage in 0 2 3; do
         run 0 2 "${tiny[@]}" -b 2 -z "$stage" -o "emulated_$stage"
-        close_run "emulated_$stage" emulated_one 1e-5
+        close_losses "emulated_$stage" emulated_one 1e-5
         same_run "emulated_$stage" emulated_0 step_00000002
     done
     run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: rank 1 has only padding
-    close_run emulated_slices emulated_one 1e-5
+    close_losses emulated_slices emulated_one 1e-5
     # Muon with a matrix of each kind: rank 1 owns none, but has to autotune the same matmuls
     muon=("${tiny[@]}" -e l1h1c8 -l 3e-2 --optimizer muon)
     run 0 1 "${muon[@]}" -b 4 -o muon_one
     for flags in "-b 2 -z 0" "-b 2 -z 2" "-b 4 -tp 2"; do
         # shellcheck disable=SC2086
         run 0 2 "${muon[@]}" $flags -o "muon_two${flags// /}"
-        close_run "muon_two${flags// /}" muon_one 1e-5
+        close_losses "muon_two${flags// /}" muon_one 1e-5
     done
 )"
 report "emulated kernels on 7 ranks, of which the last has no parameters to update" "$(

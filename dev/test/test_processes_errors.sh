@@ -82,36 +82,31 @@ process_of() {
     done
 }
 being_saved() { compgen -G "$1/step_*.tmp" >/dev/null; }
-# stop_in_save PROCESS RUN: stops a rank while the run writes a checkpoint. The checkpoint cannot be finished without
-# the rank.
-stop_in_save() {
-    while kill -0 "$1" 2>/dev/null; do
-        being_saved "$2" || continue
-        kill -s STOP "$1"
-        sleep 0.5
-        being_saved "$2" && return
-        kill -s CONT "$1"
-    done
-    echo "the process ended before a checkpoint"
-}
 
 # two_checkpoints RUN: whether the run has two checkpoints. -nk 2 and 0 keep at least two from the second save on.
 two_checkpoints() { [ "$(find "$1" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null | wc -l)" -ge 2 ]; }
 
+cc -O2 -shared -fPIC "$root/dev/test/fail_nth.c" -o "$scratch/fail_nth.so" || exit
 # strike SIGNAL RANK STATUS KEEP: starts a long run of 3 ranks with -nk KEEP in the folder struck, and sends the signal
-# to RANK. KEEP 0: while the run writes a checkpoint; no checkpoint is deleted, since a deletion uses a step_*.tmp too.
-# The run must end with STATUS and leave no process. dev/test/faults.sh kills and stops ranks at more places.
+# to RANK. KEEP 0: RANK stops itself before it writes to the third checkpoint, which cannot be finished without it, and
+# gets the signal there. The run must end with STATUS and leave no process. dev/test/faults.sh kills and stops ranks at
+# more places.
 strike() {
-    local job status=0 ranks victim
+    local job status=0 ranks victim stop_at=0
     rm -rf struck
-    "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck >"$out" 2>&1 </dev/null &
+    [ "$4" -ne 0 ] || stop_at=1
+    FAIL_WITH=stop FAIL_AT=$stop_at FAIL_RANK=$2 FAIL_IN=step_00000012.tmp mpirun --oversubscribe --bind-to none -np 3 \
+        -x LD_PRELOAD="$scratch/patient_yield.so:$scratch/fail_nth.so" \
+        "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck >"$out" 2>&1 </dev/null &
     job=$!
     until two_checkpoints struck || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$job")
     # shellcheck disable=SC2086
     victim=$(process_of "$2" $ranks)
     [ -n "$victim" ] || { echo "rank $2 is none of the processes '$ranks'" && kill "$job" && return; }
-    if [ "$4" -eq 0 ]; then stop_in_save "$victim" struck; fi
+    until [ "$4" -ne 0 ] || grep -qs '^State:.*T (' "/proc/$victim/status" || ! kill -0 "$job" 2>/dev/null; do
+        sleep 0.02
+    done
     kill -s "$1" "$victim"
     wait "$job" || status=$?
     [ "$status" -eq "$3" ] || echo "exit status $status, expected $3"
@@ -139,7 +134,8 @@ for signal in USR1 USR2; do
         "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o by_$signal \
             >"$out" 2>&1 </dev/null &
         job=$!
-        until [ -s by_$signal/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+        # after the first step, since a run that ends in its first validation saves nothing
+        until grep -qs '"loss"' by_$signal/metrics.jsonl || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
         kill -s $signal "$job"
         wait "$job" || echo "exit status $?, expected 0"
         says ': User defined signal '

@@ -13,8 +13,8 @@ PATH+=:${CUDA_HOME:-/usr/local/cuda}/bin
 command -v nvcc >/dev/null || { skip nvcc $(($# ? 1 : 8)) && exit; }
 make build/emulated/test_ops build/emulated/test_ops_bf16 build/emulated/test_layouts_bf16 \
     build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 >/dev/null || exit
-root=$PWD scratch=$(mktemp -d) programs=$PWD/build/emulated
-trap 'rm -rf "$scratch"' EXIT
+make_scratch
+root=$PWD programs=$PWD/build/emulated
 seq 3000 >"$scratch/text"
 export OMP_NUM_THREADS=1 TEST_DEVICE=cuda SIMT_RACES=0
 
@@ -36,13 +36,10 @@ train() {
 trains_the_same() {
     SIMT_PTX=$ptx train "$@"
     SIMT_LAUNCHES='' train "emulated_$1" "${@:2}"
-    paste <(losses "$1") <(losses "emulated_$1") | awk -v run="$1" '
-        { off = ($1 - $2) / $2 } !(off * off < 1e-8) { print run ": loss " $1 ", emulated " $2 }
-        END { if (NR < 2) print run ": " NR " losses" }'
+    close_losses "$1" "emulated_$1" 1e-4
 }
 kernels() { sed -nE 's/^(\.visible )?\.entry ([^(]*).*/\2/p' "$1" | sort; }
 not_executed() { comm -23 "$1" <(sed -n 's/ ptx$//p' launches | sort) | c++filt -p | sed 's/^/not executed: /'; }
-losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
 
 # check NVCC PRECISION ARCHITECTURE: prints a sentence for each failure
 check() {

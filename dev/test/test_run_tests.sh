@@ -72,7 +72,8 @@ report "a program that sleeps is stopped after a silence, with all its processes
     not ok two"
     equal "$(tail -n 2 "$scratch/said")" "1 hung and were stopped, each of them one failed test
 0 passed, 2 failed"
-    ! pgrep -f "$scratch/sleeping" || echo "is still running"
+    # shellcheck disable=SC2046
+    none_left $(pgrep -f "$scratch/sleeping")
 )"
 report "a program that spins is stopped by its CPU time" "$(
     limits 4 2 spinning
@@ -80,7 +81,8 @@ report "a program that spins is stopped by its CPU time" "$(
     its last line: [ RUN      ] spin"
     equal "$(tail -n 2 "$scratch/said")" "1 hung and were stopped, each of them one failed test
 0 passed, 1 failed"
-    ! pgrep -f "$scratch/spinning" || echo "is still running"
+    # shellcheck disable=SC2046
+    none_left $(pgrep -f "$scratch/spinning")
 )"
 report "a slow program is not stopped: one that prints, and one that computes now and then" "$(
     limits 4 1000 printing computing

@@ -4,13 +4,13 @@
 #   dev/test/test_setup.sh
 . "$(dirname "$0")/harness.sh"
 
-folder=$(mktemp -d) terminal=$(command -v script)
-trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder/bin" "$folder/tree/scripts"
-cp scripts/setup.sh "$folder/tree/scripts"
-for name in bash cat dirname env mktemp rm sed true; do ln -s "$(type -P $name)" "$folder/bin"; done
-printf '#!/bin/sh\necho 0\n' >"$folder/bin/id" # root
-cat >"$folder/bin/apt-get" <<'END_OF'
+make_scratch
+terminal=$(command -v script)
+mkdir -p "$scratch/bin" "$scratch/tree/scripts"
+cp scripts/setup.sh "$scratch/tree/scripts"
+for name in bash cat dirname env mktemp rm sed true; do ln -s "$(type -P $name)" "$scratch/bin"; done
+printf '#!/bin/sh\necho 0\n' >"$scratch/bin/id" # root
+cat >"$scratch/bin/apt-get" <<'END_OF'
 #!/bin/sh
 packages=${*##* --no-install-recommends }
 case " $* " in
@@ -18,26 +18,26 @@ case " $* " in
 *" install "*) echo "$packages" >>"$PACKAGES" ;;
 esac
 END_OF
-chmod +x "$folder"/bin/{id,apt-get}
+chmod +x "$scratch"/bin/{id,apt-get}
 # makes an environment whose Python fails, in place of a module that takes seconds
-mkdir "$folder/modules" && cat >"$folder/modules/venv.py" <<'END_OF'
+mkdir "$scratch/modules" && cat >"$scratch/modules/venv.py" <<'END_OF'
 import os, sys
 os.makedirs(sys.argv[1] + "/bin")
 os.symlink("/bin/false", sys.argv[1] + "/bin/python3")
 END_OF
-export PACKAGES=$folder/packages PYTHONPATH=$folder/modules MEGABYTES=1
+export PACKAGES=$scratch/packages PYTHONPATH=$scratch/modules MEGABYTES=1
 # installed PURPOSE [ANSWER]: the packages in one line; what the script did besides. ANSWER is typed on a terminal.
 installed() {
-    rm -rf "$folder/packages" "$folder/tree/build"
-    local status=0 setup="$folder/tree/scripts/setup.sh $1"
+    rm -rf "$scratch/packages" "$scratch/tree/build"
+    local status=0 setup="$scratch/tree/scripts/setup.sh $1"
     if [ $# -gt 1 ]; then
-        PATH=$folder/bin SHELL=/bin/sh "$terminal" -qec "$setup" /dev/null <<<"$2"
+        PATH=$scratch/bin SHELL=/bin/sh "$terminal" -qec "$setup" /dev/null <<<"$2"
     else
-        PATH=$folder/bin $setup </dev/null
-    fi >"$folder/said" 2>&1 || status=$?
-    [ $status -eq 0 ] || { echo "exit status $status:" && cat "$folder/said"; }
-    [ ! -f "$folder/packages" ] || paste -s -d ' ' "$folder/packages"
-    [ "$(ls "$folder/tree")" = scripts ] || ls "$folder/tree"
+        PATH=$scratch/bin $setup </dev/null
+    fi >"$scratch/said" 2>&1 || status=$?
+    [ $status -eq 0 ] || { echo "exit status $status:" && cat "$scratch/said"; }
+    [ ! -f "$scratch/packages" ] || paste -s -d ' ' "$scratch/packages"
+    [ "$(ls "$scratch/tree")" = scripts ] || ls "$scratch/tree"
 }
 build="make gcc libc6-dev libcjson-dev" mpi="openmpi-bin libopenmpi-dev"
 needed="$build g++ python3 procps libcmocka-dev"
@@ -53,21 +53,21 @@ report "all: without a question the packages of test, the tools of every other t
     for name in $needed $mpi curl clang g++-11 qemu-user; do
         [[ $found == *" $name "* ]] || echo "$name is missing in$found"
     done
-    matches "$folder/said" "^setup: [1-9][0-9]*00 MB to download$"
-    says "$folder/said" "setup: installing tiktoken, transformers, gguf, tensorboard and wandb with pip into build/py"
+    matches "$scratch/said" "^setup: [1-9][0-9]*00 MB to download$"
+    says "$scratch/said" "setup: installing tiktoken, transformers, gguf, tensorboard and wandb with pip into build/py"
 )"
 export MEGABYTES=24 # MPI makes 240 of 192 MB
 without="setup: a download of 240 MB takes a yes on a terminal; going on without $mpi"
 report "test, over 200 MB without a terminal: goes on without MPI, and says so" "$(
     equal "$(installed test)" "$needed"
-    says "$folder/said" "$without"
+    says "$scratch/said" "$without"
 )"
 if [ -n "$terminal" ]; then
     report "test, over 200 MB on a terminal: a yes downloads them, and anything else leaves MPI out" "$(
         equal "$(installed test y)" "$needed $mpi"
-        says "$folder/said" "setup: download 240 MB? [y/N]"
+        says "$scratch/said" "setup: download 240 MB? [y/N]"
         equal "$(installed test '')" "$needed"
-        says "$folder/said" "$without"
+        says "$scratch/said" "$without"
     )"
 else
     skip script 1 "the question on a terminal"
@@ -76,37 +76,37 @@ fi
 # ---- a user
 
 export MEGABYTES=1
-printf '#!/bin/sh\necho 1000\n' >"$folder/bin/id"
+printf '#!/bin/sh\necho 1000\n' >"$scratch/bin/id"
 # refuses PURPOSE WORDS: nothing is installed; the last line is that of an administrator
 refuses() {
     equal "$(installed "$1" | head -n 1)" "exit status 1:"
-    says "$folder/said" "setup: installing takes root, and $2; as root, run this line, which installs what is missing"
-    [ ! -e "$folder/packages" ] || cat "$folder/packages"
+    says "$scratch/said" "setup: installing takes root, and $2; as root, run this line, which installs what is missing"
+    [ ! -e "$scratch/packages" ] || cat "$scratch/packages"
 }
 line="apt-get update && apt-get install -y --no-install-recommends"
 report "a user without sudo: the line that root needs, alone and last" "$(
     refuses build "there is no sudo"
-    equal "$(tail -n 1 "$folder/said")" "$line $build"
+    equal "$(tail -n 1 "$scratch/said")" "$line $build"
     refuses train "there is no sudo"
-    equal "$(tail -n 1 "$folder/said")" "$line $build bible-kjv curl"
+    equal "$(tail -n 1 "$scratch/said")" "$line $build bible-kjv curl"
     refuses aarch64 "there is no sudo"
-    matches "$folder/said" "^dpkg --add-architecture arm64 && $line $build gcc-aarch64-linux-gnu "
+    matches "$scratch/said" "^dpkg --add-architecture arm64 && $line $build gcc-aarch64-linux-gnu "
 )"
-cat >"$folder/bin/sudo" <<'END_OF'
+cat >"$scratch/bin/sudo" <<'END_OF'
 #!/bin/sh
 echo "$*" >>"$PACKAGES.sudo"
 [ "$1" = -n ] && shift
 exec "$@"
 END_OF
-chmod +x "$folder/bin/sudo"
+chmod +x "$scratch/bin/sudo"
 report "a user with sudo: it installs, and without a terminal is told to ask nothing" "$(
     equal "$(installed build)" "$build"
-    equal "$(grep -vc '^-n ' "$folder/packages.sudo")" 0
+    equal "$(grep -vc '^-n ' "$scratch/packages.sudo")" 0
 )"
-rm "$folder/bin/apt-get"
+rm "$scratch/bin/apt-get"
 report "without apt-get: the packages that are missing" "$(
     equal "$(installed build | head -n 1)" "exit status 1:"
-    equal "$(tail -n 1 "$folder/said")" \
+    equal "$(tail -n 1 "$scratch/said")" \
         "setup: there is no apt-get here; install $build (Debian's names) and run this again"
 )"
 

@@ -7,18 +7,6 @@
 export OMP_NUM_THREADS=1
 metrics() { sed -E 's/,"ms":[^}]*("skipped":"[^"]*").*/,\1}/; s/,"ms":.*/}/' "$1/metrics.jsonl"; }
 
-# poke FILE TENSOR VALUE [COUNT]: sets the first elements of a tensor in an fp32 .safetensors file
-poke() {
-    python3 - "$@" <<'PYTHON'
-import json, struct, sys
-path, tensor, value, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else 1
-with open(path, "r+b") as file:
-    header = struct.unpack("<Q", file.read(8))[0]
-    file.seek(8 + header + json.loads(file.read(header))[tensor]["data_offsets"][0])
-    file.write(struct.pack("<f", value) * count)
-PYTHON
-}
-
 train=(-i text -j held -t 16 -d 192 -b 1 -v 0 -s 0)
 # fp32 weights, which poke writes: a bf16 build stores bf16
 if ! "$trainer" --version | grep 'weights F32' >/dev/null; then

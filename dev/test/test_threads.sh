@@ -10,9 +10,7 @@ if [ ! -x build/tsan/train_gpt2 ] || [ -z "$archer" ]; then
     skip "clang, Archer (libomp-dev) and build/tsan/train_gpt2" 10
     exit 0
 fi
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-out=$folder/out
+make_scratch
 # 3 threads, so that ranges end inside of rows
 export OMP_TOOL_LIBRARIES=$archer OMP_NUM_THREADS=3
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66 halt_on_error=1"
@@ -42,7 +40,7 @@ build() { # PROGRAM SOURCE OPTION...: a copy of a program, from the current fold
 
 # ---- findings of ThreadSanitizer
 
-cat >"$folder/sums.c" <<'END_OF'
+cat >"$scratch/sums.c" <<'END_OF'
 #include <stdio.h>
 int main(void) {
     static int parts[64];
@@ -59,19 +57,19 @@ int main(void) {
 }
 END_OF
 report "a barrier of OpenMP orders two loops" "$(
-    build "$folder/sums" "$folder/sums.c" '-DBARRIER=_Pragma("omp barrier")' && watched "$folder/sums"
+    build "$scratch/sums" "$scratch/sums.c" '-DBARRIER=_Pragma("omp barrier")' && watched "$scratch/sums"
 )"
 report "without the barrier the loops race" "$(
-    build "$folder/sums" "$folder/sums.c" -DBARRIER= && found main "$folder/sums"
+    build "$scratch/sums" "$scratch/sums.c" -DBARRIER= && found main "$scratch/sums"
 )"
 
 # ---- the trainer's threads
 
 report "a run, a resumed run, samples and a signal" "$(watched dev/test/tiny_run.sh "$programs/train_gpt2")"
-cat llmc/*.h >"$folder/text"
+cat llmc/*.h >"$scratch/text"
 trainer=$programs/train_gpt2
 report "--train-bpe, --tokenize on three threads, and an evaluation of its shards" "$(
-    cd "$folder" || exit
+    cd "$scratch" || exit
     watched "$trainer" --train-bpe 300 -i text -o words
     watched "$trainer" --tokenize shards -i text --tokenizer words/merges.txt
     watched "$trainer" -i 'shards_train_*.bin' -e l1h1c16 -b 2 -t 32 -x 2 -n 2 -v 0 -s 0 -o trained
@@ -84,24 +82,24 @@ report "the watchdog of collectives" "$(watched "$programs/test_comm")"
 # ---- the emulator's threads
 
 report "the kernels of a training run in bf16, with offloaded state" "$(
-    cd "$folder" || exit
+    cd "$scratch" || exit
     watched "$programs/train_gpt2_emulated_bf16" -i text -e l2h2c64 -b 2 -t 64 -d 256 -v 2 -m 1 -s 2 -g 4 \
         --device cuda --offload 2 -x 2
 )"
 
 # ---- the same programs without a lock or an atomic store
 
-mkdir "$folder/tree"
-cp -r --parents llmc dev/test train_gpt2.cu "$folder/tree"
+mkdir "$scratch/tree"
+cp -r --parents llmc dev/test train_gpt2.cu "$scratch/tree"
 # without LINES FUNCTION FILE TEST: FUNCTION has no lines that match LINES, and the test reports a race
 without() {
-    sed -i -E "/^[^ ].* \*?$2\(/,/^}/{/$1/d}" "$folder/tree/$3"
-    if cmp -s "$3" "$folder/tree/$3"; then
+    sed -i -E "/^[^ ].* \*?$2\(/,/^}/{/$1/d}" "$scratch/tree/$3"
+    if cmp -s "$3" "$scratch/tree/$3"; then
         echo "$3: $2 has no line /$1/"
     else
-        (cd "$folder/tree" && build "$folder/mutant" "dev/test/$4" -DPRECISION_FP32) && found "$2" "$folder/mutant"
+        (cd "$scratch/tree" && build "$scratch/mutant" "dev/test/$4" -DPRECISION_FP32) && found "$2" "$scratch/mutant"
     fi
-    cp "$3" "$folder/tree/$3"
+    cp "$3" "$scratch/tree/$3"
 }
 report "found: the reader of data without a lock" "$(
     without 'pthread_mutex_(un)?lock' loader_ask llmc/data/dataloader.h test_dataloader.c

@@ -130,14 +130,15 @@ report "-y 1 of a run that was killed before its first checkpoint begins it agai
     says "$err" "-y 1: 'early' holds best"
     equal "$(diff <(echo "$before" | grep early/) <(snapshot | grep early/))" ""
 )"
+cc -O2 -shared -fPIC "$root/dev/test/fail_nth.c" -o "$scratch/fail_nth.so" || exit
 for resume in 0 1; do
-    [ $resume = 0 ] && last='^machine' || last='^resumed'
     report "of two runs that begin in one new folder with -y $resume, the slower one is refused" "$(
         rm -rf race
-        "$trainer" -i text -e l8h8c256 -b 2 -t 16 "${quiet[@]}" -x 3 -n 1 -o race -y $resume >first.out 2>first.err &
+        # it stops itself once its checks are made, before it makes the folder
+        LD_PRELOAD=$scratch/fail_nth.so FAIL_WITH=stop FAIL_AT=1 FAIL_CALLS=mkdir FAIL_IN='race$' \
+            "$trainer" "${tiny[@]}" -x 3 -n 1 -o race -y $resume >"$out" 2>first.err &
         first=$!
-        started first.out "$last" # its checks are made, and it builds its model
-        kill -s STOP $first
+        started "/proc/$first/status" '^State:.*T ('
         [ ! -e race ] || echo "the first run has its folder: nothing was tested"
         run 0 "${tiny[@]}" -x 3 -n 1 -o race -y $resume
         kill -s CONT $first
@@ -270,13 +271,16 @@ ended_by() {
 # The reader of stdout ends after a line. The status of the trainer is in the file `status`
 report "a reader of stdout that goes away ends a run as SIGHUP does, with a checkpoint" "$(
     long=("${tiny[@]}" -x 100000000 -n 100000000)
-    { (trap - PIPE && exec "$trainer" "${long[@]}" -o no_reader 2>"$err"); echo $? >status; } | head -n 1 >/dev/null
+    # after a step, since a run that ends in its first lines saves nothing
+    { (trap - PIPE && exec "$trainer" "${long[@]}" -o no_reader 2>"$err"); echo $? >status; } | sed -n '/^step /q'
     equal "$(cat status)" 0
     equal "$(checkpoints no_reader | wc -w)" 1
     says "$err" "train_gpt2: stopping after this micro-step, then saving"
-    # as at Ctrl-C, which ends the trainer and its reader
-    { echo $BASHPID >id && trap - PIPE && exec "$trainer" "${long[@]}" -o both_end 2>"$err"; } |
-        { sed -n '/^step /q' && exec <&- && kill -s TERM "$(<id)"; }
+    # as at Ctrl-C, which ends the trainer and its reader; SIGSTOP holds the trainer until the reader is gone
+    { echo $BASHPID >id && trap - PIPE && exec "$trainer" "${long[@]}" -o both_end 2>"$err"; } | {
+        sed -n '/^step /q' && kill -s STOP "$(<id)" && exec <&-
+        for signal in TERM CONT; do kill -s $signal "$(<id)"; done
+    }
     equal "${PIPESTATUS[0]}" 0
     equal "$(checkpoints both_end | wc -w)" 1
     # ignored, as under a program that looks at the error itself
@@ -288,6 +292,7 @@ report "a reader of stdout that goes away ends a run as SIGHUP does, with a chec
     equal "$(cat status)" 1
     says "$err" "could not write to stdout: its reader is gone"
     equal "$(checkpoints ignored_pipe)" step_00000009
+    : >"$out"
     "$trainer" "${long[@]}" -x 100000000 -o no_reader -y 1 >"$out" 2>"$err" &
     started "$out" '^step '
     kill -s TERM $!

@@ -17,8 +17,8 @@ if [ "$(uname -m)" != x86_64 ]; then
     skip "an x86-64 CPU"
     exit 0
 fi
-lines=$(mktemp)
-trap 'rm -f "$lines"' EXIT
+make_scratch
+lines=$scratch/lines
 
 # target COMPILER OPTION...: the widest registers, and bf16 if there are products of bf16; empty for an unknown CPU
 target() {
