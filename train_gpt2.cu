@@ -126,7 +126,7 @@ typedef struct {
     int next_slot;           // of tensors.staged
     // [first of its step][last]: a micro-step sets gradients or adds to them, and reduces them over the ranks or not
     DeviceGraph *graphs[2][2];  // CUDA graph; NULL: not captured
-    bool has_run;               // every variant of a step, without a graph
+    bool has_run;               // every variant of a micro-step has run without a graph
 } GPT2;
 
 // ---- pointers to one tensor of one layer
@@ -278,7 +278,7 @@ static ModelState gpt2_state(GPT2 *m) {
     return state;
 }
 
-// Loads the weights of a model file, and of a resumed run's checkpoint the moments too. Closes the file. Without a
+// Loads the weights from a model file and closes it; a resumed run also loads the moments of its checkpoint. Without a
 // file, draws initial weights.
 static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
     ModelState state = gpt2_state(m);
@@ -296,9 +296,9 @@ static void gpt2_load(GPT2 *m, ModelSource *source, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// Returns the buffer from which a matmul reads a layernorm's output: `saved`, or norm_scratch if that is NULL. Release
-// it with norm_release. On one rank the layernorm writes to it, too: *own. With -tp it writes this rank's rows to *own,
-// and the buffer gathers those of all ranks: at -ra 1 in norm_scratch, and `saved` has this rank's rows alone.
+// Returns the buffer from which the next matmul reads a layernorm's output: `saved`, or norm_scratch if that is NULL.
+// Release it with norm_release. The layernorm writes to *own. On one rank that is the buffer. With -tp *own has this
+// rank's rows and the buffer those of all ranks; it is norm_scratch at -ra 1, where `saved` has this rank's rows.
 static floatX *norm_acquire(GPT2 *m, floatX *saved, floatX **own) {
     bool own_rows = m->tp.splits_rows && m->options.gather_again;  // `saved` has this rank's rows alone
     floatX *all = saved && !own_rows ? saved : scratch_acquire(&m->norm_scratch, "layernorm", m->tp.all_elements);
@@ -310,7 +310,7 @@ static void norm_release(GPT2 *m, const floatX *output) {
     if (output == m->norm_scratch.memory) { scratch_release(&m->norm_scratch); }
 }
 
-// layernorm(in) (N,C) for the next matmul: all-gathered with -tp. Release it with norm_release.
+// Returns layernorm(in) (N,C) for the next matmul, all-gathered with -tp. Release it with norm_release.
 static const floatX *layernorm_output(GPT2 *m, floatX *saved, real *mean, real *rstd, const floatX *in,
                                       const floatX *weight, const floatX *bias) {
     floatX *own, *output = norm_acquire(m, saved, &own);
@@ -439,8 +439,8 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Pac
     m->packed = packed;
 }
 
-// The staged micro-batch -> the output of the last block. gpt2_classify goes on with the final layernorm and the loss:
-// in chunks, each with its gradients, since the logits of all rows would be the largest tensor.
+// Runs the staged micro-batch through all blocks. gpt2_classify goes on with the final layernorm and the loss, in
+// chunks with their gradients, since the logits of all rows would be the largest tensor.
 static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
@@ -481,9 +481,9 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. backward
 
-// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits.
-// With -tp its all-gather begins here, unless -ra 0 saved the gathered rows: rows_wait before reading. Release it with
-// norm_release.
+// Returns a layernorm's output for the backward. If it was not saved, we recompute it from the saved mean and rstd,
+// with the same bits. With -tp this begins the all-gather of its rows, unless -ra 0 saved the gathered rows: call
+// rows_wait before reading it. Release it with norm_release.
 static const floatX *recompute_layernorm(GPT2 *m, floatX *saved, const floatX *in, const real *mean, const real *rstd,
                                          const floatX *weight, const floatX *bias) {
     floatX *own, *output = norm_acquire(m, saved, &own);
@@ -495,7 +495,7 @@ static const floatX *recompute_layernorm(GPT2 *m, floatX *saved, const floatX *i
     return output;
 }
 
-// -r 4: the attention half of block_forward for the last block of a checkpoint segment, the same bits
+// At -r 4, repeats the attention half of block_forward for the last block of a segment, with the same bits.
 static void recompute_attention(GPT2 *m, int l) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -509,7 +509,7 @@ static void recompute_attention(GPT2 *m, int l) {
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
-// from -r 3 on: the MLP's up-projection
+// From -r 3 on, recomputes the MLP's up-projection.
 static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -519,7 +519,7 @@ static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
                            m->local.d_ff, &m->exec);
 }
 
-// from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->mlp_scratch
+// From -r 1 on, recomputes GELU in m->mlp_scratch. Below, returns the saved tensor.
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.d_ff;
     if (a->fch_gelu) { return a->fch_gelu; }
@@ -528,7 +528,7 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     return gelu;
 }
 
-// dresidual (N,C) for the next matmul. With -tp: begins to all-gather this rank's rows, in gathered_gradient.
+// Returns dresidual (N,C) for the next matmul. With -tp, begins to all-gather this rank's rows into gathered_gradient.
 static const floatX *gather_gradient(GPT2 *m, floatX *dresidual) {
     if (!m->tp.splits_rows) { return dresidual; }
     floatX *all = scratch_acquire(&m->gathered_gradient, "dresidual", m->tp.all_elements);
@@ -595,7 +595,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     scratch_release(&m->mlp_scratch);
 }
 
-// The gradients of the embeddings; wte's is added to that of the logits.
+// Computes the gradients of the embeddings. wte's is added to the one from the logits.
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     const floatX *dout = gather_gradient(m, dresidual);
     vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), dout, m->tensors.tokens, m->packed,
@@ -603,7 +603,7 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     release_gradient(m);
 }
 
-// Final layernorm, logits and loss, forward and backward: dresidual = the gradient of the last block's output.
+// Runs the final layernorm, logits and loss, forward and backward. dresidual = the gradient of the last block's output.
 static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
     floatX *partial_dlnf = scratch_acquire(&m->hidden_scratch, "dlnf", m->tp.all_elements);
@@ -618,8 +618,8 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
     scratch_release(&m->hidden_scratch);
 }
 
-// -r 4: runs the forward of the checkpoint segment that ends at block l again, but for block l itself, which
-// block_backward recomputes. Does nothing if no segment ends here.
+// At -r 4, if a checkpoint segment ends at block l, runs the forward of the segment's other blocks again. Block l
+// itself is recomputed by block_backward.
 static void recompute_segment(GPT2 *m, int l) {
     const Recompute *r = &m->options.recompute;
     if (!ends_segment(r, l)) { return; }
@@ -642,8 +642,8 @@ static void block_backward_end(GPT2 *m, int l) {
     zero_grads_reduce(&m->zero, layer_bucket(l));
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
-// of the whole update. With -z, gradients are reduced over the data-parallel ranks during the next block's backward.
+// Computes the loss after gpt2_forward, and sets or adds to every parameter's gradient. scale is 1 / targets of the
+// whole update. With -z, gradients are reduced over the data-parallel ranks during the next block's backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
@@ -661,9 +661,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
     zero_grads_wait(&m->zero);
 }
 
-// Forward and backward of the staged micro-batch, number `micro` of its step. A GPU replays them as one CUDA graph,
-// which spares the host hundreds of launches. The first step runs without graphs, since it autotunes matmuls and counts
-// the bytes sent. The second captures them, and once more without PDL if the driver refuses a graph. A graph cannot
+// Runs forward and backward of the staged micro-batch, number `micro` of its step. A GPU replays both as one CUDA
+// graph, which saves the host hundreds of launches. The first step runs without graphs, since it autotunes matmuls and
+// counts the bytes sent. The second captures them, once more without PDL if the driver refuses a graph. A graph cannot
 // wait for a collective or a copy that began outside of it, so we wait before the capture and before each launch.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
@@ -697,8 +697,8 @@ static void finish_work(GPT2 *m) {
     comm_event_synchronize(0, m->groups.world, &m->exec);
 }
 
-// The loss and the squared norm of the gradients, summed over all ranks. Both stay on the device, for gpt2_update. All
-// ranks of a tensor-parallel group have computed the same loss; tp_rank 0 contributes it.
+// Sums the loss and the squared norm of the gradients over all ranks. Both stay on the device, where gpt2_update reads
+// them. All ranks of a tensor-parallel group have computed the same loss, so only tp_rank 0 contributes it.
 static void gpt2_norm(GPT2 *m) {
     Comm *world = m->groups.world;
     if (world->size == 1) {
@@ -712,7 +712,7 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec), world, &m->exec);
 }
 
-// *norm_squared += 0 * loss: NaN if the loss is not finite. The update skips a step whose norm is NaN.
+// Adds 0 * loss to *norm_squared. If the loss is not finite, the norm becomes NaN, and the update skips the step.
 static void carry_nan_to_norm(GPT2 *m) { m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
@@ -727,7 +727,7 @@ static void gpt2_update(GPT2 *m, const StepHyper *hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. generation
 
-// logits (V), on the host: after row `row` of the last forward.
+// Downloads the logits (V) of the token that follows row `row` of the last forward.
 static void gpt2_logits(GPT2 *m, int row, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
@@ -746,7 +746,7 @@ static void gpt2_logits(GPT2 *m, int row, float *logits) {
     scratch_release(&m->mlp_scratch);
 }
 
-// Generator.prefill. A chunk has at most as many tokens as the activations have rows.
+// Generator.prefill. Runs the tokens in chunks, each of at most as many tokens as the activations have rows.
 static void gpt2_prefill(void *model, const int *tokens, int from, int n, float *logits) {
     GPT2 *m = (GPT2 *)model;
     int chunk = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
@@ -774,7 +774,7 @@ typedef struct {
     Comm *launched;  // all ranks that mpirun started; main closes it
     Groups groups;
     ModelSource source;
-    char chosen[FLAG_TEXT];  // by -r auto, for the banner
+    char chosen[FLAG_TEXT];  // what -r auto chose, for the banner
     GPT2 model;
     RunData data;
     RunText text;
@@ -783,7 +783,7 @@ typedef struct {
     Logger log;
     Profile profile;
     long long step, max_steps;    // finished steps (saved <= step <= enqueued), and their number at the end
-    long long enqueued;           // steps that the device was given: on a GPU one more than `step`
+    long long enqueued;           // steps enqueued on the device; a GPU runs one ahead of `step`
     StepReport reports[2];        // of the steps on the device, double-buffered: step n is at n % 2
     long long saved;              // step of the newest step_ folder that this run has saved or resumed; 0: none
     long long planned_steps;      // max_steps of the run when its checkpoint was saved; 0 for a new run
@@ -802,14 +802,14 @@ static cJSON *run_state(const Run *run) {
     return state;
 }
 
-// True if DONE_<step> can be written now. The last step's is written after its evaluation.
+// True if DONE_<step> can be written now. The last step's file has to wait for its evaluation.
 static bool can_mark_done(const Run *run, bool ending) {
     return run->step < run->max_steps || !evaluation_due(&run->evaluations, run->args, run->step, ending);
 }
 
 // Saves RUN/name. Takes ownership of `state`, the content of state.json. The logs reach the disk first: otherwise a
-// power cut could leave a checkpoint without its steps in metrics.jsonl. A failure is a warning, and the next save
-// tries again; ending: an error, since the run ends now.
+// power cut could leave a checkpoint without its steps in metrics.jsonl. If the save fails, we warn and the next save
+// tries again. If the run is `ending` there is no next one, so the failure is an error.
 static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool ending) {
     double start = now_seconds();
     uint32_t crcs[2];
@@ -826,7 +826,7 @@ static bool save_checkpoint(Run *run, const char *name, cJSON *state, bool endin
     return saved;
 }
 
-// Writes DONE_<step>, which marks a whole checkpoint as in llm.c, if this step's is saved.
+// If this step's checkpoint is saved, writes DONE_<step>, which marks a whole checkpoint as in llm.c.
 static void mark_done(Run *run, bool ending) {
     if (run->step == 0 || run->saved != run->step || !can_mark_done(run, ending)) { return; }
     checkpoint_mark_done(run->args->run_dir, run->step, run->groups.world, ending);
@@ -869,7 +869,7 @@ static void restore_run(Run *run, const char *folder) {
     cJSON_Delete(state);
 }
 
-// Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
+// Returns why training stops before its last step, or "" if it goes on. All ranks call it and get the same answer.
 static const char *stop_reason(const Run *run) {
     Comm *world = run->groups.world;
     double limit = run->args->time_limit;
@@ -959,8 +959,8 @@ static void read_results(Run *run, long long n) {
     r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
-// Enqueues forward and backward of each micro-batch, and the norm. may_stop: returns false if the run stops between
-// micro-batches; the next step overwrites the gradients. For one rank: comm_watch bars MPI, which stop_reason calls.
+// Enqueues each micro-batch's forward and backward, and the norm. If may_stop, it returns false when the run stops
+// between micro-batches. Only a run of one rank may do that: stop_reason calls MPI, which comm_watch forbids.
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -976,8 +976,8 @@ static bool enqueue_gradients(Run *run, bool may_stop) {
     return true;
 }
 
-// --nan-check: origin = the operation that made the loss or the norm not finite, found by running the step that begins
-// with sequence `first` again. Weights, moments and the position in the data stay as they are.
+// For --nan-check, finds the operation that made the loss or the norm not finite, by running the step that begins with
+// sequence `first` again. Weights, moments and the position in the data stay as they are.
 static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
     GPT2 *m = &run->model;
     const Ops *ops = m->ops;
@@ -998,7 +998,7 @@ static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
 }
 
 // Enqueues one step: gradients, their norm, the update. Nothing here waits for the device, unless the results are
-// needed before the update. A run of one rank may stop between micro-batches: false, and the data is rewound.
+// needed before the update. If a run of one rank stops between micro-batches, this rewinds the data and returns false.
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -1030,7 +1030,7 @@ static bool start_step(Run *run) {
     return true;
 }
 
-// Finishes the oldest pending step. Its update may have run already: it skips itself if loss or norm is not finite.
+// Finishes the oldest pending step. Its update may have run already, and skipped itself if loss or norm was not finite.
 static StepReport finish_step(Run *run) {
     StepReport *report = &run->reports[run->step % 2];
     if (!update_waits(run->args)) { read_results(run, run->step); }
@@ -1045,9 +1045,9 @@ static StepReport finish_step(Run *run) {
 }
 
 // ---- from flags to a run that can take steps. We check flags, data and memory before the banner, since building the
-// model may take a minute, and a new -o again after it.
+// model may take a minute. We check a new -o again after it, since another run may have started there.
 
-// Phase 1, what the user asked: the device, the ranks, and a run directory that no other run uses.
+// Phase 1 opens what the user asked for: the device, the ranks, and a run directory that no other run uses.
 static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
     memset(run, 0, sizeof *run);
     run->args = a;
@@ -1058,7 +1058,7 @@ static void open_ranks(Run *run, const TrainArgs *a, Comm *launched) {
     comm_barrier(run->groups.world);  // no rank opens a checkpoint that rank 0 has not checked
 }
 
-// Phase 2 reads data and checkpoint. Each of these needs those before it: the data's kind and vocabulary, the model's
+// Phase 2 reads data and checkpoint. Each call needs the ones before it: the data's kind and vocabulary, the model's
 // shape, the flags in effect (*a does not change afterwards), tokenizer, loaders, step and position, the last step.
 static void open_data(Run *run, TrainArgs *a) {
     RunText *text = &run->text;
@@ -1082,7 +1082,7 @@ static void open_data(Run *run, TrainArgs *a) {
     require_same_input(state, &run->data, &run->source, run->groups.world);
 }
 
-// Phase 3, what fits: -r auto chooses a level. Stops if disk or memory is too small.
+// Phase 3 finds what fits: -r auto chooses its level. Stops if the disk or the memory is too small.
 static ModelOptions choose_memory(Run *run) {
     const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
@@ -1094,7 +1094,7 @@ static ModelOptions choose_memory(Run *run) {
     return options;
 }
 
-// Phase 4, build: the model with its weights.
+// Phase 4 builds the model and loads its weights.
 static void build_model(Run *run, ModelOptions options) {
     const TrainArgs *a = run->args;
     const GPT2Config *c = &run->source.config;
@@ -1110,7 +1110,7 @@ static void build_model(Run *run, ModelOptions options) {
     run->reports[0] = run->reports[1] = report;
 }
 
-// Writes config.json, and continues the logs at run->step: evaluations that they hold are not made again.
+// Writes config.json, and continues the logs at run->step. Evaluations that are already in the logs are not repeated.
 static void open_files(Run *run) {
     const TrainArgs *a = run->args;
     Comm *world = run->groups.world;
@@ -1120,7 +1120,7 @@ static void open_files(Run *run) {
     run->evaluations = evaluations_read(a, run->data.hellaswag_path, data_val_tokens(&run->data, a), run->step, world);
     run->log =
         logger_open(folder, run->step, run->evaluations.val == run->step, run->evaluations.hellaswag == run->step);
-    if (folder) {  // in case a kill came before them; a last step whose evaluation is missing gets no DONE_ yet
+    if (folder) {  // a kill may have come before them; the last step gets no DONE_ while its evaluation is missing
         checkpoint_prune(folder, a->keep_checkpoints, a->major_every);
         checkpoint_sync_done(folder, can_mark_done(run, true) ? -1 : run->step);
     }
@@ -1187,7 +1187,7 @@ static void train(TrainArgs *a, Comm *launched) {
     run_close(&run);
 }
 
-// --generate and --eval, of the trained model of -e. Notes go to stderr: stdout has the text or the scores alone.
+// Runs --generate or --eval with the trained model of -e. Notes go to stderr: stdout has only the text or the scores.
 static void use_trained(TrainArgs *a, Comm *launched) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     const GPT2Config *c = &source.config;
