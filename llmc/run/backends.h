@@ -66,9 +66,9 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// Room for the weight gradient that is split most: an output of at most 144 tiles of 128 x 128 (GPT-2 124M's fcw),
-// whose 72 tiles of 128 x 256 fill six waves of 132 multiprocessors when k is split in 11. Larger outputs need fewer
-// splits. Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
+// Makes room for the weight gradient whose k is split most. Its output has at most 144 tiles of 128 x 128 (GPT-2 124M's
+// fcw); with tiles of 128 x 256 it has 72, which fill six waves of 132 multiprocessors when k is split in 11. Larger
+// outputs need fewer splits. Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
 static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t most = (size_t)144 * 128 * 128, splits = 11, C = (size_t)c->channels;
     const size_t outputs[] = {C * (size_t)local->attn_dim, 3 * C * (size_t)local->attn_dim, C * (size_t)local->d_ff};
@@ -80,7 +80,7 @@ static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const Loca
     return bytes;
 }
 
-// Whether fp32 matmuls round their inputs to TF32, if that is wanted. A GPU before sm_80 has no TF32.
+// True if fp32 matmuls round their inputs to TF32: if that is wanted, and the GPU is sm_80 or newer.
 static inline bool cuda_takes_tf32(bool wanted) { return wanted && DT_FLOATX == DT_F32 && cuda_capability() >= 80; }
 
 static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes,

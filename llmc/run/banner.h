@@ -32,7 +32,7 @@ static inline void print_example_notes(const Examples *e, const char *flag, cons
     }
 }
 
-// Notes on data that training leaves out or cuts.
+// Prints notes on data that training leaves out or cuts.
 static inline void print_data_notes(const RunData *d, const TrainArgs *a) {
     const TokenFiles *sets[] = {&d->train_files, &d->val_files};
     for (int i = 0; i < 2 && !d->has_examples; i++) {
@@ -90,7 +90,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     }
 }
 
-// Notes on a result that may surprise, and on a run that would be lost; then the step of a resumed run.
+// Prints notes on a result that may surprise and on a run that would be lost, then the step of a resumed run.
 static inline void print_notes(const TrainArgs *a, const ModelSource *source, const RunData *data, long long step,
                                long long max_steps) {
     GPT2Config shape;
@@ -133,7 +133,7 @@ static inline void print_notes(const TrainArgs *a, const ModelSource *source, co
 
 #define TEXT_ALONE "a text without -e trains a small model; -e d12 is GPT-2 124M"
 
-// The banner up to the build of the model, which may take a minute. chosen: of choose_options
+// Prints the banner up to the build of the model, which may take a minute. chosen: from choose_options
 static inline void print_banner(const TrainArgs *a, const ModelSource *source, const ModelOptions *o,
                                 const char *chosen, const RunData *data, const Comm *world, long long step,
                                 long long max_steps) {

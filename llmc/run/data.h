@@ -22,7 +22,7 @@ state.json.
 #define HELLASWAG_BIN "dev/data/hellaswag/hellaswag_val.bin"
 
 typedef struct {
-    TokenFiles files, train_files, val_files;  // of -i; its part to train on; validation
+    TokenFiles files, train_files, val_files;  // of -i, its part to train on, and the validation data
     char fingerprint[17];                      // of train_files; for examples, also of their tokenizer
     char val_fingerprint[17];                  // of val_files
     uint64_t tokenizer_fingerprint;            // for examples, else 0
@@ -55,7 +55,7 @@ static inline TokenFiles data_open_files(const char *flag, const char *pattern) 
 // True if -i is text that is read as bytes.
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
-// The size of the vocabulary of -i. Examples have that of the tokenizer that encodes them.
+// Returns the vocabulary size of -i. For examples it is that of the tokenizer that encodes them.
 static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     char path[PATH_LENGTH];
     if (!data_are_examples(files)) { return files->vocab_size; }
@@ -84,7 +84,7 @@ static inline void require_same_kind(const RunData *d, const TrainArgs *a) {
     }
 }
 
-// text = the fingerprint of the files, in digits. tokenizer: that of the tokenizer that encodes examples; 0: none
+// Prints the files' fingerprint into text. `tokenizer` is that of the tokenizer that encodes examples, 0 without one.
 static inline void data_fingerprint(char text[17], const TokenFiles *files, bool named, uint64_t tokenizer) {
     hash_text(text, token_files_fingerprint(files, named));
     if (tokenizer) { hash_text(text, hash_bytes(tokenizer, text, strlen(text))); }
@@ -111,7 +111,7 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
     data_fingerprint(d->val_fingerprint, &d->val_files, false, 0);
 }
 
-// Stops if weights trained on tokens would read text as bytes: the ids of bytes are other tokens.
+// Stops if weights trained on tokens would be given text as bytes: to them, the ids of bytes are other tokens.
 static inline void require_fitting_text(const RunData *d, const TrainArgs *a, const ModelSource *source) {
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {
@@ -121,7 +121,7 @@ static inline void require_fitting_text(const RunData *d, const TrainArgs *a, co
     }
 }
 
-// *tokenizer = the tokenizer of the run's data. False if it is unknown, or if the data are bytes and the model has
+// Sets *tokenizer to that of the run's data. Returns false if it is unknown, or if the data are bytes and the model has
 // another vocabulary.
 static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
     if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
@@ -171,15 +171,15 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
     }
 }
 
-// Stops at a bad token id in the data of the next `steps` updates. A start checks all
-// steps, and a resume with a larger -x checks again.
+// Stops at a bad token id in the data of the next `steps` updates. A start checks all steps, and a resume with a larger
+// -x checks again.
 static inline void require_data_ids(RunData *d, const TrainArgs *a, long long steps) {
     double end = (double)d->train_loader.position + (double)steps * (double)tokens_of_update(a) / a->T;
     if (!d->has_examples) { require_ids(&d->train_loader, end); }
 }
 
-// -h 1: reads HellaSwag for contexts of -t tokens: the published JSON lines if there is a tokenizer, else llm.c's eval
-// file. Without either file the run goes on without the score, as llm.c's does.
+// With -h 1, reads HellaSwag for contexts of -t tokens. If there is a tokenizer we take the published JSON lines, else
+// llm.c's eval file. Without either file the run goes on without the score, as llm.c's does.
 static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer, int V) {
     bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
     if (!a->hellaswag || (!has_json && !has_bin)) { return; }
@@ -193,7 +193,7 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     }
 }
 
-// Stops unless every rank reads the same model and data. state: what else must be equal; deletes it.
+// Stops unless every rank reads the same model and data. `state` holds what else must be equal, and is deleted.
 static inline void require_same_input(cJSON *state, const RunData *d, const ModelSource *source, Comm *world) {
     const char *advice = "all ranks need the same files at -e, -o, -i, -j and for HellaSwag";
     cJSON *input = cJSON_CreateObject();
@@ -220,15 +220,15 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
     token_files_close(&d->files);
 }
 
-// The tokens of one epoch. A file ends with less than a sequence, so the last update may take its last sequences from
-// the next epoch.
+// Returns the tokens of one epoch. For files this includes the unused tokens after a file's last whole sequence, so the
+// last update may take a few sequences from the next epoch.
 static inline int64_t data_epoch_tokens(const RunData *d, const TrainArgs *a) {
     return d->has_examples ? (int64_t)d->train_packed.num_sequences * a->T
                            : (int64_t)token_files_used(&d->train_files, a->T);
 }
 
-// The step at which the first epoch ends, at least 1: what is left of it at the loader's position after `step` steps,
-// over the tokens of an update, rounded down as llm.c does. So a run that resumes with another -d reads the data once.
+// Returns the step at which the first epoch ends, at least 1. What is left at the loader's position is divided by the
+// tokens of an update and rounded down, as in llm.c. So a run that resumes with another -d reads the data once.
 static inline long long data_last_step(const RunData *d, const TrainArgs *a, long long step) {
     int64_t update = tokens_of_update(a);
     int64_t read = a->overfit ? step * update : (int64_t)d->train_loader.position * a->T;
@@ -237,13 +237,13 @@ static inline long long data_last_step(const RunData *d, const TrainArgs *a, lon
     return last > 0 ? last : 1;
 }
 
-// The sequences of the first epoch that stay unread if a run, now at `step`, ends after `last` steps.
+// Returns how many sequences of the first epoch stay unread if a run that is now at `step` ends after `last` steps.
 static inline int64_t data_epoch_rest(const RunData *d, const TrainArgs *a, long long step, long long last) {
     int64_t read = (int64_t)d->train_loader.position * a->T + (last - step) * tokens_of_update(a);
     return (data_epoch_tokens(d, a) - read) / a->T;
 }
 
-// The tokens of a validation: of -m micro-batches, or of all.
+// Returns how many tokens one validation scores: those of -m micro-batches, or all.
 static inline uint64_t data_val_tokens(const RunData *d, const TrainArgs *a) {
     const DataLoader *l = &d->val_loader;
     if (a->val_every == 0) { return 0; }
@@ -271,7 +271,7 @@ static inline bool same_fingerprint(const char *saved, const char *now, const To
     return strcmp(saved, named) == 0;
 }
 
-// Stops if a resumed run would read other data, or in another order. file: the path of state.json, for messages.
+// Stops if a resumed run would read other data, or in another order. `file` is the path of state.json, for messages.
 static inline void require_same_data_state(const cJSON *state, const RunData *d, const TrainArgs *a, const char *file) {
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
     int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);

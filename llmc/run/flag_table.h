@@ -17,8 +17,8 @@ reading flags from the command line and from a run's config.json.
 #include "llmc/shapes/layout.h"
 #include <limits.h>
 
-// The defaults of training on a text without -e, where GPT-2 124M would take days: 0.8M parameters learn words within a
-// minute. BY_LENGTH, which no flag takes, stands for a share of the run, which resolve_flags sets.
+// Defaults for training on a text without -e: GPT-2 124M would take days there, while 0.8M parameters learn words
+// within a minute. BY_LENGTH is no value that a flag takes: resolve_flags replaces it by a share of the run.
 enum { BY_LENGTH = -2, MIN_STEPS = 2000 };
 static const char *const text_defaults[] = {"",   "-e",  "l4h4c128", "-b",  "12", "-t",  "64",  "-l", "1e-3",
                                             "-q", "0.1", "-c",       "0.1", "-g", "200", "-nk", "1"};
@@ -61,7 +61,7 @@ static inline void require_batch(const TrainArgs *a) {
     }
 }
 
-// What the program does: the first mode whose flag is given runs, or else the last one, which trains. A row has the
+// What the program does. The first mode whose flag is given runs; if none is given, the last one trains. A row has the
 // flag, the mode's function in the trainer, the flags that the mode obeys besides MACHINE_FLAGS (NULL: all), and the
 // flags without which it cannot start.
 // clang-format off
@@ -98,14 +98,14 @@ static inline int mode_of(const TrainArgs *a) {
     return mode;
 }
 
-// True if the flags are those of training: to train, or with --plan to plan it.
+// True if these flags train or, with --plan, plan a training run.
 static inline bool trains(const TrainArgs *a) {
     TrainArgs args = *a;
     args.plan = NULL;
     return mode_of(&args) == TRAINING;
 }
 
-// Stops at a flag that the mode does not obey, such as a second mode's, and without a flag that it needs.
+// Stops at a flag that the mode does not obey, such as another mode's, or if a flag that it needs is missing.
 static inline void require_mode_flags(const TrainArgs *a) {
     int mode = mode_of(a);
     TrainArgs usual = default_args;
@@ -178,7 +178,7 @@ static inline void require_consistent_flags(const TrainArgs *a) {
 
 // ---- from the command line and config.json
 
-// Sets the number of ranks and this rank, from mpirun (launched: its ranks) or from -pn and -pr. -pn 1: one on purpose
+// Sets the number of ranks and this rank, from mpirun (`launched`) or -pn and -pr. With -pn 1, one rank is no error.
 static inline void args_set_ranks(TrainArgs *a, const Comm *launched) {
     if (a->init_method != COMM_INIT_MPI) {
         if (launched->size == 1) { return; }

@@ -50,7 +50,7 @@ static inline double sampler_weight(float logit, float highest, double temperatu
     return logit == highest ? 1 : exp(((double)logit - (double)highest) / temperature);
 }
 
-// The last of the likeliest tokens: the k-th, or an earlier one with which their weights add up to `target`.
+// Returns the last of the likeliest tokens: the k-th, or an earlier one if the weights up to it add up to `target`.
 static inline HeapEntry sampler_last(const float *logits, int vocab_size, double temperature, float highest, int k,
                                      double target) {
     HeapEntry *heap = (HeapEntry *)xmalloc((size_t)vocab_size * sizeof *heap), last = {0, 0};
@@ -82,8 +82,8 @@ static inline int sampler_walk(const float *logits, int vocab_size, double tempe
     return token;
 }
 
-// logits (vocab_size), without padding; top_k: 0 is all tokens; top_p: from 1 on all of the top k; random: uniform in
-// [0, 1)
+// Draws a token from logits (vocab_size), which have no padding. A top_k of 0 keeps all tokens, and a top_p of 1 or
+// more all of the top k. random is uniform in [0, 1).
 static inline int sample_token(const float *logits, int vocab_size, double temperature, int top_k, double top_p,
                                double random) {
     int best = sampler_argmax(logits, vocab_size), k = top_k > 0 && top_k < vocab_size ? top_k : vocab_size;
@@ -115,8 +115,8 @@ typedef struct {
     Comm *world;                 // a signal on any rank ends the text
 } Generator;
 
-// Prints the prompt (prompt_length > 0) and up to `count` more tokens as they come. The token `end` ends the text and
-// is not printed; -1: none does.
+// Prints the prompt (prompt_length > 0) and up to `count` more tokens as they come. Unless `end` is -1, that token ends
+// the text and is not printed.
 static inline void generate(const Generator *g, const int *prompt, size_t prompt_length, int count, int end,
                             uint64_t stream) {
     const TrainArgs *a = g->args;
@@ -146,8 +146,8 @@ static inline void generate(const Generator *g, const int *prompt, size_t prompt
     free(logits);
 }
 
-// --generate: --samples continuations of the prompt, separated by a line ---. The token `end` ends one; without it, -1,
-// end-of-text.
+// For --generate, prints --samples continuations of the prompt, with a line --- between them. The token `end` ends one.
+// If `end` is -1, end-of-text does, except in a byte model.
 static inline void generate_samples(const Generator *g, const int *prompt, size_t prompt_length, int end) {
     // A byte model's documents start with a newline. Newlines also occur inside, so one cannot end the text.
     bool is_bytes = g->tokenizer && !g->tokenizer->merges;

@@ -52,10 +52,10 @@ static inline bool gpu_is(const char *name, const char *words) {
            (length == last || name[length - last - 1] == ' ');
 }
 
-// The GPU that the driver calls `name`. gpu: its capability, multiprocessors and memory. kilohertz: the clock rate of
-// the multiprocessors; memory_kilohertz, memory_bits: the clock rate and the width of the memory bus. A laptop's GPU or
-// a part of a GPU may have the name of a known GPU and fewer multiprocessors: its rates are computed, like those of an
-// unknown GPU. The latest architecture stands in for an unknown one.
+// Returns the GPU that the driver calls `name`. `gpu` has its capability, multiprocessors and memory; kilohertz is the
+// clock of its multiprocessors, and the others are the clock and the width of its memory bus. If a laptop's GPU or a
+// part of a GPU has a known name but fewer multiprocessors, we compute its rates as for an unknown GPU. An unknown
+// architecture counts as the latest known one before it.
 static inline GpuModel gpu_model(const char *name, GpuModel gpu, int kilohertz, int memory_kilohertz, int memory_bits) {
     for (int i = 0; i < NUM_GPUS; i++) {
         const GpuModel *known = &known_gpus[i];

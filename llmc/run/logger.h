@@ -32,7 +32,7 @@ typedef struct {
     char path[PATH_LENGTH];
 } LogFile;
 
-// Opens or creates a log, but never through a link. empty: starts a new file, and renames an old one to PATH.old.
+// Opens or creates a log, but never through a link. If `empty`, starts a new file and renames an old one to PATH.old.
 static inline LogFile log_file_open(const char *path, bool empty) {
     LogFile f = {-1, 0, NULL, 0, false, ""};
     char old[PATH_LENGTH];
@@ -107,8 +107,8 @@ static inline void log_file_close(LogFile *f) {
 
 // ---- the logs of a resumed run
 
-// The number of finished updates at which a line was written; -1 for a line in another format, and for half a line,
-// which a killed run may leave.
+// Returns the number of finished updates at which a line was written. A line in another format gives -1, and so does
+// half a line, which a killed run may leave.
 static inline long long logger_line_step(const char *line) {
     long long step;
     char kind[4];
@@ -141,8 +141,8 @@ static inline bool log_next(LogReader *r, const char *path) {
     return false;
 }
 
-// Rewrites a log without the lines of steps after `step`. val, hellaswag: metrics.jsonl has this result of `step`. If
-// not, main.log loses it too: a run that was killed between its two logs evaluates again.
+// Rewrites a log without the lines of steps after `step` or in another format. If metrics.jsonl lacks the val or
+// hellaswag result of `step`, main.log loses it too: a run killed between its two logs evaluates again.
 static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
     if (access(path, F_OK) != 0) { return; }
     LogReader old = {NULL, NULL, 0, 0};
@@ -184,7 +184,7 @@ typedef struct {
     bool shown;       // stdout has its line
 } Logger;
 
-// run_dir: NULL writes no files. resumed_step: 0 for a new run. val, hellaswag: of logger_truncate.
+// If run_dir is NULL, no files are written. resumed_step is 0 for a new run. val, hellaswag: as in logger_truncate
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool val, bool hellaswag) {
     static const char *const names[] = {"metrics.jsonl", "main.log"};
     Logger log;

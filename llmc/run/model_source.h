@@ -19,14 +19,14 @@ typedef struct {
     long long step;                // of the checkpoint, by the name of its folder; -1 for a new run
 } ModelSource;
 
-// Returns the step of the checkpoint that -y 1 resumes, and sets its folder; -1 and "": the run starts anew.
+// Returns the step of the checkpoint that -y 1 resumes, and sets its folder. If the run starts anew they are -1 and "".
 static inline long long resumed_checkpoint(char *folder, const TrainArgs *a) {
     *folder = 0;
     return a->resume && a->run_dir && !a->generate && !a->eval ? checkpoint_newest(folder, a->run_dir) : -1;
 }
 
-// model = the file or folder of a model. A run directory stands for its newest checkpoint. Stops if a folder has no
-// model, or is a damaged checkpoint.
+// Finds the file or folder of a model. In a run directory, that is the newest checkpoint. Stops at a folder without a
+// model, and at a damaged checkpoint.
 static inline void find_model(char *model, const char *word) {
     char weights[PATH_LENGTH], folder[PATH_LENGTH];
     if (checkpoint_newest(model, word) < 0) { format_path(model, "%s", word); }
@@ -42,8 +42,8 @@ static inline void find_model(char *model, const char *word) {
                 word);
 }
 
-// *config = the shape of -e. data_vocab, positions: the vocabulary and max_seq_len of a shape that names none. True if
-// -e names weights, which *file opens.
+// Sets *config to the shape of -e. If -e names weights, opens them as *file and returns true. A shape without a
+// vocabulary and max_seq_len of its own gets data_vocab and positions.
 static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positions, GPT2Config *config,
                                  ModelFile *file) {
     const char *word = a->model ? a->model : "d12";
@@ -77,7 +77,7 @@ static inline void require_same_shape(const TrainArgs *a, int data_vocab, const 
                 a->model);
 }
 
-// The model of -e, or with -y 1 that of the newest checkpoint. data_vocab: of resolve_model
+// Returns the model of -e, or that of the newest checkpoint if -y 1 resumes one. data_vocab: as in resolve_model
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);
@@ -100,7 +100,7 @@ static inline uint64_t hash_weights(uint64_t hash, const SafeTensors *file) {
     return hash;
 }
 
-// Stops unless -e names weights; `flag` needs them.
+// Stops unless -e names weights, which `flag` needs.
 static inline void require_weights(const ModelSource *source, const char *flag, const TrainArgs *a) {
     if (source->has_weights) { return; }
     input_error("%s needs trained weights, but -e %s only describes a shape; give a folder or a file with weights",

@@ -35,7 +35,7 @@ static inline double nan_value(const void *values, size_t i, DType dtype) {
     return dtype == DT_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
 }
 
-// Index of the first of n elements that is not finite, and *value; n if all are finite. Waits for all enqueued work.
+// Returns the index of the first of n elements that is not finite, and *value; n if there is none. Waits for all work.
 static inline size_t nan_find(NanCheck *c, const void *at, size_t n, DType dtype, double *value) {
     size_t size = dtype_size(dtype);
     for (size_t begin = 0; begin < n; begin += NAN_CHUNK) {
@@ -52,7 +52,7 @@ static inline size_t nan_find(NanCheck *c, const void *at, size_t n, DType dtype
 // "NaN", "inf" or "-inf"
 static inline const char *nan_name(double value) { return isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
 
-// Looks at the arrays that a call reads, or at those that it writes (use); keeps the first finding of the step.
+// Checks the arrays that a call reads, or those that it writes, as `use` says. Keeps the first finding of the step.
 static inline void nan_look(const OpCall *call, int use, Exec *ex) {
     NanCheck *c = (NanCheck *)ex->hooks->ctx;
     const Operand *weight = find_operand(call, "weight");
@@ -98,8 +98,8 @@ static inline void nan_check_open(NanCheck *c, const Ops *ops, const Zero *zero)
     c->chunk = (unsigned char *)xmalloc(NAN_CHUNK * sizeof(double));
 }
 
-// text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
-// loss and norm. All ranks call it and get the same text. Frees *c.
+// Describes in text what made the loss or the norm not finite, and on which rank. `finite` tells whether the step that
+// ran again has a finite loss and norm. All ranks call it and get the same text. Frees *c.
 static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
     long long lowest = -comm_max(-c->key, world);
     int rank = world->size - (int)comm_max(c->key == lowest ? world->size - world->rank : 0, world);

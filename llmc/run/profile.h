@@ -102,7 +102,7 @@ static inline DeviceEvent *profile_begin(Exec *ex) {
     return p && p->active ? p->device->event_timed(ex) : NULL;
 }
 
-// Records the end of a call, and returns it; NULL if it is not recorded.
+// Records the end of a call and returns the call, or NULL if it is not recorded.
 static inline ProfiledCall *profile_end(DeviceEvent *begin, const char *name, const char *category, double bytes,
                                         double flops, Exec *ex) {
     Profile *p = ex->profile;
@@ -194,7 +194,7 @@ static inline void profile_wrap_collectives(Profile *p, const Groups *groups) {
 
 // ---- a run
 
-// The backend that the model is built with. steps_left: of this start. *p must not move.
+// Returns the model's backend: `inner`, wrapped if --profile is given. steps_left are this start's. *p must not move.
 static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, const Backend *inner,
                                              long long steps_left) {
     memset(p, 0, sizeof *p);
@@ -245,8 +245,8 @@ static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) 
     p->step_begin = p->device->event_timed(ex);
 }
 
-// Call it after each step: waits for the step and writes it. whole: false if it was cut short; it is not written then.
-// The step's event is recorded again, after the update, so finish_step waits for the update too.
+// Call it after each step. It waits for the step and writes it, unless it was cut short (`whole` is false). The step's
+// event is recorded again after the update, so finish_step waits for the update too.
 static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
     if (!p->active) { return; }
     p->active = false;

@@ -19,7 +19,7 @@ Only `-r auto` stays, since config.json keeps it for the next start: choose_opti
 #include <ctype.h>
 #include <limits.h>
 
-// The -o of a text without -e: the first of runs/NAME-1, runs/NAME-2, ... that does not exist.
+// Names the -o of a run on a text without -e: the first of runs/NAME-1, runs/NAME-2, ... that does not exist.
 static inline void name_run_dir(TrainArgs *a, Comm *world) {
     const char *slash = strrchr(a->train_data, '/');
     char name[64];
@@ -34,7 +34,7 @@ static inline void name_run_dir(TrainArgs *a, Comm *world) {
     a->run_dir = a->named_dir;
 }
 
-// Sets the flags whose defaults, for a text without -e, are a share of the run. epoch: the steps of an epoch
+// On a text without -e, some flags default to a share of the run. Sets them, given the steps of an epoch.
 static inline void set_by_length(TrainArgs *a, int64_t epoch) {
     int *const flags[] = {&a->warmup, &a->val_every, &a->checkpoint_every, &a->sample_every};
     const int shares[] = {40, 16, 16, 4};
@@ -45,8 +45,8 @@ static inline void set_by_length(TrainArgs *a, int64_t epoch) {
     }
 }
 
-// train: the files to train on, or NULL; c: the model's shape; out: gets a line about --fit, and notes. A collective of
-// `world`: all ranks choose alike.
+// A collective of `world`, so that all ranks choose alike. train: the files to train on, or NULL; c: the model's shape;
+// out: gets a line about --fit, and notes.
 static inline void resolve_flags(TrainArgs *a, const TokenFiles *train, const GPT2Config *c, const Backend *backend,
                                  Comm *world, FILE *out) {
     bool plans_elsewhere = a->plan && is_gpu(backend) && *why_no_gpu();

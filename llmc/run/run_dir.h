@@ -24,7 +24,7 @@ resumed run has already made.
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-// True if the folder is of a run that ended before its first checkpoint was due, which -y 1 begins again.
+// True if the run in this folder ended before its first checkpoint was due: -y 1 starts such a run again.
 static inline bool ended_early(const char *run_dir) {
     char path[PATH_LENGTH];
     double due = number_in(run_dir, "config.json", "checkpoint-every");
@@ -35,7 +35,7 @@ static inline bool ended_early(const char *run_dir) {
     return early;
 }
 
-// name (PATH_LENGTH) = a file or folder of another run or a model; "": none. early: skips the logs and config.json
+// name (PATH_LENGTH) = a file or folder of another run or model, or "". If `early`, logs and config.json do not count.
 static inline void find_other_run(char *name, const char *run_dir, bool early) {
     static const char *const patterns[] = {"metrics.jsonl", "main.log", "config.json",  "step_*[0-9]", "DONE_*[0-9]",
                                            "best",          "best_*",   "checkpoint-*", "*model*.bin", "*gpt2*.bin",
@@ -50,7 +50,7 @@ static inline void find_other_run(char *name, const char *run_dir, bool early) {
     if (dir) { closedir(dir); }
 }
 
-// Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model. resume: of -y
+// Stops if -o cannot be used, or if it holds another run or a model, and no checkpoint to `resume` from.
 static inline void require_run_dir(const TrainArgs *a, bool resume) {
     char path[PATH_LENGTH], name[PATH_LENGTH] = "";
     if (!a->run_dir) { return; }
@@ -88,8 +88,8 @@ static inline void make_run_dir(const char *path) {
     }
 }
 
-// Locks the directory, since two runs in one would delete each other's files. Returns a file descriptor, whose close
-// releases the lock, or -1 if there is no folder yet.
+// Locks the directory, since two runs in one would delete each other's files. Returns a file descriptor, or -1 if there
+// is no folder yet. Closing it releases the lock.
 static inline int lock_run_dir(const char *folder) {
     int lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (folder && lock < 0 && errno == EIO) {
@@ -101,8 +101,8 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// Locks the run directory, and stops if the run cannot use it, or if the checkpoint to resume is damaged. Before a
-// resume it undoes what a killed save left. Returns the lock, as lock_run_dir does.
+// Locks the run directory. Stops if the run cannot use it, or if the checkpoint to resume is damaged. A resume first
+// undoes what a killed save left. Returns the lock, as lock_run_dir does.
 static inline int claim_run_dir(const TrainArgs *a) {
     char folder[PATH_LENGTH];
     int lock = lock_run_dir(a->run_dir);
@@ -139,7 +139,7 @@ static inline void require_disk_space(const TrainArgs *a, const GPT2Config *c) {
 
 // ---- config.json
 
-// Prints what a resumed run does not take from its config.json: names that are no flags, such as those of another
+// Prints what a resumed run cannot take from its config.json: names that are not flags, such as those of another
 // version, or everything if the file is missing.
 static inline void print_config_notes(const TrainArgs *a) {
     char path[PATH_LENGTH];
@@ -153,8 +153,8 @@ static inline void print_config_notes(const TrainArgs *a) {
     cJSON_Delete(before);
 }
 
-// Rank 0 makes the folder, locks it unless *lock is open already, and writes config.json. planned_steps: of the resumed
-// run, 0 for a new run.
+// Rank 0 makes the folder, locks it unless *lock is open already, and writes config.json. planned_steps is the resumed
+// run's, or 0 for a new run.
 static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned_steps, long long max_steps,
                                 Comm *world) {
     bool writes = a->run_dir && world->rank == 0;
@@ -185,7 +185,7 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
 
 // ---- a run that resumes, or fails
 
-// The step in the checkpoint's state.json. named: the step that its folder is named for. file: the path, for messages.
+// Returns the step in a checkpoint's state.json. Stops unless it is `named`, the step in its folder's name.
 static inline long long resumed_step(const cJSON *state, const TrainArgs *a, long long named, const char *file) {
     long long step = json_whole(state, "step", 0, INT_MAX - 1, file);
     if (step != named) {
@@ -199,8 +199,8 @@ static inline long long resumed_step(const cJSON *state, const TrainArgs *a, lon
     return step;
 }
 
-// Stops a run in which MAX_SKIPS updates in a row were skipped, or that ends without an update because no loss or norm
-// was finite.
+// Stops the run after MAX_SKIPS skipped updates in a row. Also stops it if it is ending without a single update and its
+// last loss or norm was not finite.
 static inline void require_updates(const Outliers *outliers, const Logger *log, bool ending) {
     bool all = outliers->skipped > 0 && outliers->skipped == log->steps_seen;
     bool finite = isfinite(log->last.loss) && isfinite(log->last.grad_norm);
@@ -217,8 +217,8 @@ static inline void require_updates(const Outliers *outliers, const Logger *log, 
 
 // ---- the evaluations of a resumed run
 
-// Records the evaluations in metrics.jsonl up to `step`. Returns the tokens of the last validation if its loss cannot
-// be compared with those of this run, else 0. Older versions wrote no val_tokens.
+// Records the evaluations in metrics.jsonl up to `step`. If the last validation scored another number of tokens, its
+// loss cannot be compared with this run's: returns that number, else 0. Older versions wrote no val_tokens.
 static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path, long long step) {
     LogReader log = {NULL, NULL, 0, 0};
     uint64_t other = 0;
@@ -237,8 +237,8 @@ static inline uint64_t evaluations_read_metrics(Evaluations *e, const char *path
     return other;
 }
 
-// Reads the validation loss of RUN/best, in its state.json or, written by older versions, best.json. Returns its tokens
-// if it cannot be compared, else 0.
+// Reads the validation loss of RUN/best from its state.json, or from the best.json of older versions. If it scored
+// another number of tokens, returns that number and ignores the loss, else returns 0.
 static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir) {
     double tokens = number_in(run_dir, "best/state.json", "val_tokens");
     if (tokens >= 0 && tokens != (double)e->tokens) { return (uint64_t)tokens; }
@@ -248,8 +248,8 @@ static inline uint64_t evaluations_read_best(Evaluations *e, const char *run_dir
     return 0;
 }
 
-// The evaluations of a run that resumes after `step`, where a kill may have prevented some; 0: a new run. hellaswag:
-// HellaSwag's file, or NULL. val_tokens: of a validation. All ranks call it; rank 0 reads.
+// Returns the evaluations of a run that resumes after `step`, or of a new run if that is 0. A kill may have prevented
+// some. hellaswag: HellaSwag's file, or NULL. val_tokens: those of a validation. All ranks call it; rank 0 reads.
 static inline Evaluations evaluations_read(const TrainArgs *a, const char *hellaswag, uint64_t val_tokens,
                                            long long step, Comm *world) {
     Evaluations e = {

@@ -16,7 +16,7 @@ Skipped updates: if the loss or the gradient norm is not finite, or is an outlie
 as they are. The step counts, and its data is not read again. All ranks have the same loss and norm, so they skip alike.
 The update on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
 The z-score of x is (x - mean) / std over a window of the last 128 values, x included; 0 if std is 0.
-  NaN until the window is full: `z > threshold` is false
+  NaN for the first 128 values: `z > threshold` is false
   +inf for a value that is NaN, infinite or beyond the range of fp32, which is not stored
 |z| is at most sqrt(127) = 11.27, since x is in the window: with a larger threshold only +inf is an outlier.
 Mean and std are summed anew for each value, oldest first, so that rounding errors do not build up and a resumed run
@@ -97,7 +97,7 @@ typedef struct {
     int skipped;  // updates in a row
 } Outliers;
 
-// Stores x in place of the oldest value and returns the z-score of x. A value that is not storable is +inf.
+// Stores x in place of the oldest value and returns its z-score, or +inf if x cannot be stored.
 static inline double outlier_zscore(OutlierDetector *detector, double x) {
     if (!(fabs(x) <= FLT_MAX)) { return (double)INFINITY; }  // NaN too
     detector->window[detector->count++ % OUTLIER_WINDOW] = x;
@@ -114,7 +114,7 @@ static inline double outlier_zscore(OutlierDetector *detector, double x) {
     return variance > 0 ? -mean / sqrt(variance) : 0;
 }
 
-// Why an update is skipped, or "".
+// Returns why an update is skipped, or "".
 static inline const char *skip_reason(const TrainArgs *a, Outliers *o, double loss, double norm) {
     if (!isfinite(loss)) { return "loss is not finite"; }
     if (!isfinite(norm)) { return "gradient norm is not finite"; }
@@ -124,7 +124,7 @@ static inline const char *skip_reason(const TrainArgs *a, Outliers *o, double lo
     return "";
 }
 
-// The window as strings, oldest value first, each a double in the format %a: as numbers, cJSON 1.7.15 may print only 15
+// Returns the window as strings in the format %a, oldest value first: as numbers, cJSON 1.7.15 may print only 15
 // digits. The caller deletes the array.
 static inline cJSON *outlier_detector_to_json(const OutlierDetector *detector) {
     cJSON *array = cJSON_CreateArray();

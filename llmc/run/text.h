@@ -31,8 +31,8 @@ static inline const char *given_tokenizer(const TrainArgs *a) {
     return a->tokenizer && *a->tokenizer ? a->tokenizer : NULL;
 }
 
-// path = the tokenizer that --tokenize wrote with these shards, or "": data/my_tokenizer.json or data/my_merges.txt of
-// data/my_train_*.bin
+// Finds the tokenizer that --tokenize wrote with these shards, or "". For data/my_train_*.bin that is
+// data/my_tokenizer.json or data/my_merges.txt.
 static inline void find_merges_of_shards(char *path, const char *shards) {
     const char *name = NULL;  // the last "_train_", or else the last "_val_"
     for (const char *at = shards; at && (at = strstr(at, "_val_")); at++) { name = at; }
@@ -50,8 +50,8 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     }
 }
 
-// path = the tokenizer's file in a folder, or in the newest checkpoint of a run directory; "" if there is none, or
-// with a note if tokenizer_open would refuse it.
+// Finds the tokenizer's file in a folder, or in the newest checkpoint of a run directory. path is "" if there is none,
+// and also, with a note, if tokenizer_open would refuse it.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     char checkpoint[PATH_LENGTH];
     *path = 0;
@@ -61,8 +61,8 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
     if (has_ending(path, ".json") && !tokenizer_json_is_known(path)) { *path = 0; }
 }
 
-// path = --tokenizer, or else the first of tokenizer.json, merges.txt and vocab.bpe in -e, in the folder that holds -e,
-// and in -o, each with its newest checkpoint; else the tokenizer of the shards of -i or --eval; or "".
+// path = --tokenizer if it is given; else the first tokenizer.json, merges.txt or vocab.bpe in -e, in the folder that
+// holds -e, or in -o, each with its newest checkpoint; else the tokenizer of the shards of -i or --eval; else "".
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char parent[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
@@ -115,14 +115,14 @@ static inline void drop_added_tokens(Tokenizer *t, int vocab_size) {
             t->vocab_size, before - t->vocab_size);
 }
 
-// True if ids of the data may be other tokens to the model. A model may be padded to a multiple of 64, as nanoGPT's.
+// True if the data's ids may be other tokens to the model, which may be padded to a multiple of 64, as nanoGPT's is.
 static inline bool vocab_differs(int model_vocab, int data_vocab) {
     return model_vocab != data_vocab && model_vocab != (data_vocab + 63) / 64 * 64;
 }
 #define VOCAB_NOTE "the vocabulary of the data is not the model's: an id may be another token there"
 
-// *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. False if there is none: text is
-// then printed as numbers. Stops if the tokenizer does not fit the model or the shards.
+// Sets *tokenizer to a file's or, without --tokenizer and with a vocabulary of 256, to the byte tokenizer. Returns
+// false if there is none: text is then printed as numbers. Stops if it does not fit the model or the shards.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
     if (!given_tokenizer(a) && vocab_size == BYTE_VOCABULARY) {
@@ -147,7 +147,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// Stops at `value` of a flag if no tokenizer is known.
+// If no tokenizer is known, stops at the flag whose `value` needs one.
 static inline void require_tokenizer(bool known, const char *flag, const char *value, int vocab_size) {
     const char *file = vocab_size == GPT2_VOCAB ? "GPT-2's vocab.bpe (scripts/get_data.sh merges fetches it)"
                                                 : "the merges.txt or tokenizer.json of its vocabulary";
@@ -176,8 +176,8 @@ static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
     return tokenizer ? tokenizer->end_of_text : vocab_size - 1;
 }
 
-// *tokens = the tokens of --prompt, which the caller frees. Returns their number. An empty prompt is document_start.
-// notes: reports a prompt that generate() does not read whole; NULL: nowhere
+// Encodes --prompt into *tokens, which the caller frees, and returns their number. An empty prompt becomes
+// document_start. If generate() cannot read the whole prompt, says so in `notes`, unless that is NULL.
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *prompt, const GPT2Config *c, FILE *notes,
                                    int **tokens) {
     char *text = prompt_text(prompt);
