@@ -6,9 +6,9 @@ another version or a damaged file are never found, or have a value that the read
 #include "llmc/common/check.h"
 #include "llmc/common/create_file.h"
 
-// The environment variable's value, NULL if that is empty. Without the variable path = ~/.cache/train_gpt2/NAME, whose
-// folders are created; "" if HOME is not set, or if the file is another user's or others can write to it: caches
-// choose kernels.
+// Returns the environment variable's value, or NULL if that is empty. If it is not set, creates the folders of
+// ~/.cache/train_gpt2/NAME and returns that path. Returns "" if HOME is not set, or if the file is another user's or
+// others can write to it, since caches choose kernels.
 static inline const char *cache_path(char *path, const char *variable, const char *name) {
     const char *given = getenv(variable), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
@@ -27,7 +27,7 @@ static inline const char *cache_path(char *path, const char *variable, const cha
     return path;
 }
 
-// False without an entry, with value unchanged. A last line without its newline was cut short and does not count.
+// Returns false, with value unchanged, if there is no entry. A last line without a newline was cut short: we skip it.
 static inline bool cache_find(const char *path, const char *key, char *value, size_t room) {
     FILE *file = fopen(path, "r");
     char *line = NULL;
@@ -52,7 +52,7 @@ static inline int cache_add(const char *path, const char *key, const char *value
     return fclose(file) == 0 ? 0 : errno;
 }
 
-// Parses a number, a tab and 2 * n hex digits, which end before another character; false if text has another form.
+// Parses a number, a tab and exactly 2 * n hex digits; other text may follow. Returns false if text has another form.
 static inline bool parse_number_and_hex(const char *text, int *number, void *bytes, size_t n) {
     unsigned char *byte = (unsigned char *)bytes;
     char *hex;

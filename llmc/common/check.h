@@ -89,7 +89,7 @@ static inline void *xaligned(size_t alignment, size_t bytes) {
     return xcheck(posix_memalign(&p, alignment, bytes ? bytes : 1) == 0 ? p : NULL, bytes);
 }
 
-// Room for one more element in an array of `count` that grows by this function only: it has the next power of two.
+// Makes room for one more element in an array of `count`. Only this function may grow it: its room is a power of two.
 static inline void *xgrow(void *old, size_t count, size_t size) {
     bool full = (count & (count - 1)) == 0;
     return full ? xrealloc(old, (count ? 2 * count : 1) * size) : old;

@@ -61,7 +61,7 @@ static inline uint32_t crc32c_zeros(uint32_t crc, uint64_t n) {
     return crc;
 }
 
-// The part of a file's CRC that comes from bytes (n), with `after` more bytes behind them. Parts are combined by XOR.
+// Returns the part of a file's CRC that comes from bytes (n), with `after` more bytes behind them. XOR combines parts.
 static inline uint32_t crc32c_part(const void *bytes, size_t n, uint64_t after) {
     return crc32c_zeros(crc32c_register(0, bytes, n), after);
 }

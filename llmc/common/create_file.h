@@ -43,7 +43,7 @@ typedef struct {
     uint64_t position;  // bytes written
 } PartFile;
 
-// fd: of PATH.part, which is emptied, and closed with the file; -1: it is created
+// If fd is -1, creates PATH.part. Otherwise fd is an open PATH.part: empties it, and closes it with the file.
 static inline PartFile part_of_fd(const char *path, int fd) {
     PartFile f = {""};
     format_path(f.path, "%s", path);
@@ -134,7 +134,7 @@ static inline int read_exact(int fd, void *out, size_t bytes, uint64_t offset) {
     return 0;
 }
 
-// A whole file or pipe and a NUL, which *bytes does not count; the caller frees it. NULL and errno, EFBIG above `max`.
+// Reads a whole file or pipe; a NUL follows its *bytes. The caller frees it. NULL and errno, EFBIG above `max`.
 static inline char *read_whole_file(const char *path, size_t max, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     if (!file) { return NULL; }

@@ -109,7 +109,7 @@ static inline void device_poison(const Device *device, void *memory, size_t byte
 static inline void *host_allocate(size_t bytes) { return xaligned(256, bytes); }
 static inline void *host_allocate_zeroed(size_t bytes) { return memset(xaligned(256, bytes), 0, bytes); }
 
-// The first number that a line of the file has in this format, for example "inactive_file %llu"; SIZE_MAX if none has.
+// Returns the first number that a line of the file gives in this format, such as "inactive_file %llu", or SIZE_MAX.
 static inline size_t number_in_file(const char *folder, const char *name, const char *format) {
     char path[PATH_LENGTH], line[128];
     unsigned long long number = SIZE_MAX;
@@ -142,9 +142,9 @@ static inline void group_memory_lower(size_t *limit, size_t *left, const char *r
     }
 }
 
-// This process's control groups, of version 1 or 2. *limit = the tightest memory limit, *left = bytes left under the
-// fullest one; SIZE_MAX: no limit. Page cache that the kernel drops first (inactive_file) counts as left: after a save
-// it may fill the group. root: "", or a folder with copies of /proc and /sys.
+// Reads this process's control groups, version 1 or 2. *limit = the tightest memory limit, *left = the bytes left in
+// the fullest group, or SIZE_MAX without a limit. Page cache that the kernel drops first (inactive_file) counts as
+// left, since a save may fill the group with it. root: "", or a folder with copies of /proc and /sys.
 static inline void group_memory(size_t *limit, size_t *left, const char *root) {
     *limit = *left = SIZE_MAX;
     char path[PATH_LENGTH], line[PATH_LENGTH];
@@ -161,7 +161,8 @@ static inline void group_memory(size_t *limit, size_t *left, const char *root) {
     if (file) { fclose(file); }
 }
 
-// Free memory of the machine and the control group, less 3 % for what is outside the plan; SIZE_MAX: unknown.
+// Returns the free memory of the machine or its control group, whichever has less, minus 3 % for what is outside the
+// plan. SIZE_MAX if unknown.
 static inline size_t host_free_bytes(void) {
     size_t room = meminfo_bytes("MemAvailable: %llu kB"), limit, left;
     group_memory(&limit, &left, "");
@@ -169,7 +170,7 @@ static inline size_t host_free_bytes(void) {
     return room == SIZE_MAX ? room : room - room / 32;
 }
 
-// All memory of the machine or the control group, less a quarter for other programs; SIZE_MAX: unknown.
+// All memory of the machine or, if less, of its control group, minus a quarter for other programs. SIZE_MAX if unknown.
 static inline size_t host_whole_bytes(void) {
     size_t whole = meminfo_bytes("MemTotal: %llu kB"), limit, left;
     group_memory(&limit, &left, "");

@@ -14,8 +14,8 @@ enum { FILE_OTHER, FILE_BINARY, FILE_FOREIGN, FILE_JSON, FILE_TOKENS, FILE_HELLA
 enum { FILE_GGUF = FILE_HELLASWAG + 1, FILE_LLMC_MODEL, FILE_SAFETENSORS };
 enum { FILE_HEAD = 4096 };  // bytes that tell a file's kind
 
-// *found = the files that match a glob pattern, sorted by name; of a pattern that is the name of a file, that file, so
-// n[1] is not n1. False, and nothing to free, if there is none. Free with globfree.
+// *found = the files that match a glob pattern, sorted by name. If a file has the pattern itself as its name, that file
+// alone matches: n[1] is not n1. Returns false, with nothing to free, if no file matches. Free with globfree.
 static inline bool find_files(glob_t *found, const char *pattern) {
     char name[2 * PATH_LENGTH] = "", *end = name;
     bool literal = strlen(pattern) < PATH_LENGTH && access(pattern, F_OK) == 0;

@@ -16,7 +16,7 @@ static inline int write_json(const char *path, const cJSON *json) {
     return part_finish(&file);
 }
 
-// The text of a file, which the caller frees. NULL: it cannot be read, is too long, or holds a NUL, where cJSON stops.
+// Returns a file's text (caller frees), or NULL if it cannot be read, is too long, or holds a NUL, where cJSON stops.
 static inline char *read_text_file(const char *path) {
     size_t bytes;
     char *text = read_whole_file(path, 256 << 20, &bytes);  // a tokenizer.json has a few MB
@@ -36,7 +36,8 @@ __attribute__((format(printf, 1, 2))) static inline cJSON *json_of(const char *f
     return cJSON_Parse(text);
 }
 
-// An item of an object; of equal keys the last one, as in Python. NULL or false: there is none, or json is no object.
+// Returns an item of an object; if several have the key, the last one, as in Python. NULL or false: there is none, or
+// json is no object.
 static inline const cJSON *json_get(const cJSON *json, const char *key) {
     const cJSON *item, *last = NULL;
     cJSON_ArrayForEach(item, json) {

@@ -3,8 +3,8 @@
 #include "llmc/common/device.h"
 #include <unistd.h>
 
-// Shows the line of the work `what` once a second, and removes it when done reaches total. Called from one thread at a
-// time. done, total: in one unit. total 0: it is not known, and done is in bytes. done -1: the work has ended. The
+// Shows a line for the work `what` once a second, and removes it when done reaches total. Called from one thread at a
+// time. done and total have one unit; if total is 0 it is not known, and done is in bytes. done = -1 ends the work. The
 // cursor stays at the line's start.
 static inline void progress_show(const char *what, double done, double total) {
     static double since;  // the time when the line was shown last, or when the work began; 0: no work

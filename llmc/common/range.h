@@ -39,8 +39,8 @@ static inline uint64_t all_gather_bytes(size_t chunk, DType dtype, int ranks) {
     return (uint64_t)(ranks - 1) * chunk * dtype_size(dtype);
 }
 
-// Bytes that a rank sends for one all_reduce, a reduce_scatter and an all_gather of its chunks: 2 (ranks - 1) / ranks
-// of the buffer, but for the size of the last chunk. A ring sends as many.
+// Bytes that a rank sends for one all_reduce, which is a reduce_scatter and an all_gather of its chunks. That is 2
+// (ranks - 1) / ranks of the buffer, except for the size of the last chunk. A ring sends as many.
 static inline uint64_t all_reduce_bytes(size_t count, DType dtype, int rank, int ranks) {
     size_t own = chunk_range(count, chunk_size(count, ranks), rank).count;
     return (count - own + (uint64_t)(ranks - 1) * own) * dtype_size(dtype);

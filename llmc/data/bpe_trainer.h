@@ -170,7 +170,7 @@ static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int ri
     }
 }
 
-// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or fewer if no pair is left to merge.
+// Learns a tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB), or of fewer if no pair is left to merge.
 static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
     Tokenizer t = tokenizer_alloc((size_t)vocab_size * TOKENIZER_MAX_TOKEN_BYTES, vocab_size, 1);
     tokenizer_append_gpt2_bytes(&t);

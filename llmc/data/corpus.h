@@ -82,9 +82,9 @@ static inline uint64_t require_corpus_file(const char *flag, const char *path, c
     return (uint64_t)info.st_size;
 }
 
-// The corpus of a glob pattern, sorted by name, or "-" for stdin. flag: for messages, not copied. field: of JSON lines;
-// NULL: CORPUS_FIELD, and stdin is what it begins like. Stops unless every file can be read.
-// Close with corpus_close.
+// Opens the corpus of a glob pattern, sorted by name, or stdin ("-"). flag is for messages, and is not copied. field is
+// that of JSON lines; if it is NULL, we read CORPUS_FIELD, and stdin is JSON lines if it begins like JSON. Stops unless
+// every file can be read. Close with corpus_close.
 static inline Corpus corpus_open(const char *flag, const char *pattern, const char *field) {
     Corpus c = {flag, field ? field : CORPUS_FIELD, field != NULL};
     c.fd = -1;
@@ -161,7 +161,7 @@ static inline bool corpus_line_is_separator(const Corpus *c, const char *line, s
     return id >= 0 && (t->kind[id] & TOKEN_SPECIAL);
 }
 
-// The offset of the first line in `max` bytes of the window that ends a document, or `max`. *length: of the line.
+// Returns the offset of the first line in `max` bytes of the window that ends a document, and its *length; else `max`.
 static inline size_t corpus_find_separator(const Corpus *c, size_t max, size_t *length) {
     const char *text = c->window + c->begin;
     size_t bytes = c->end - c->begin, next;
@@ -178,7 +178,7 @@ static inline size_t corpus_find_separator(const Corpus *c, size_t max, size_t *
     return max;
 }
 
-// The next piece of a text file, which may have no bytes. False: the file has ended.
+// Reads the next piece of a text file, which may have no bytes. Returns false at the end of the file.
 static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     corpus_fill(c, CORPUS_AHEAD);
     size_t bytes = c->end - c->begin, separator = 0;
@@ -200,7 +200,7 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     return true;
 }
 
-// The next line of a file of JSON lines that is not blank. False: the file has ended.
+// Reads the next line of a file of JSON lines that is not blank. Returns false at the end of the file.
 static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
     for (size_t searched = 0;;) {
         corpus_fill(c, searched + 1);
@@ -250,7 +250,7 @@ static inline void corpus_begin_file(Corpus *c) {
     if (head >= 3 && memcmp(c->window, "\xef\xbb\xbf", 3) == 0) { corpus_advance(c, 3); }  // a byte order mark
 }
 
-// The next piece as the file has it. False: the corpus has ended.
+// Reads the next piece as the file has it. Returns false at the end of the corpus.
 static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
     piece->text = NULL;
     while (c->file < c->num_files) {
@@ -265,7 +265,7 @@ static inline bool corpus_read(Corpus *c, CorpusPiece *piece) {
 
 // ---- documents of JSON lines
 
-// Stops at a bad line of JSON, which was read last. error: "WHAT; ADVICE"
+// Stops at the line of JSON that was read last, because it is bad. error: "WHAT; ADVICE"
 __attribute__((noreturn)) static inline void corpus_bad_line(const Corpus *c, const char *error) {
     int what = (int)strcspn(error, ";");
     input_error("%s %s line %" PRIu64 " %.*s: found '%s'%s", c->flag, c->paths[c->file], c->line, what, error,
@@ -309,7 +309,7 @@ static inline void corpus_mend(Corpus *c, char *line) {
     *to = 0;
 }
 
-// The object or array of a line of JSON, which the caller deletes; NULL and *error: none. line[bytes] is overwritten.
+// Returns the object or array in a line of JSON (caller deletes), or NULL and *error. Overwrites line[bytes].
 static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const char **error) {
     *error = *line == '['  ? "is not a JSON object; jq -c '.[]' FILE writes one object per line"
              : c->line > 1 ? "is not a JSON object; jq -cR 'fromjson?' FILE writes the lines that are JSON"
@@ -327,7 +327,7 @@ static inline cJSON *corpus_parse(Corpus *c, char *line, size_t bytes, const cha
     return NULL;
 }
 
-// The object or array of the line that was read last, valid until the next call. Stops at a bad line.
+// Returns the object or array in the line that was read last, valid until the next call. Stops at a bad line.
 static inline const cJSON *corpus_value(Corpus *c, const CorpusPiece *line) {
     cJSON_Delete(c->json);
     int shown = line->bytes < sizeof c->line_start ? (int)line->bytes : (int)sizeof c->line_start - 1;
@@ -352,7 +352,7 @@ static inline void corpus_take_document(Corpus *c, CorpusPiece *line) {
     line->bytes = strlen(text);
 }
 
-// The next piece as text. False: the corpus has ended.
+// Reads the next piece as text. Returns false at the end of the corpus.
 static inline bool corpus_next(Corpus *c, CorpusPiece *piece) {
     if (!corpus_read(c, piece)) { return false; }
     if (c->is_json) { corpus_take_document(c, piece); }

@@ -76,7 +76,7 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
     return header[2];
 }
 
-// Fills *file but its path and first token, and *vocab_size; stops unless the file is regular, readable and not empty.
+// Fills *vocab_size and *file, except path and first token. Stops unless the file is regular, readable and not empty.
 static inline void token_file_open(TokenFile *file, const char *flag, const char *path, bool shard, int *vocab_size) {
     struct stat info;
     int fd = open_regular(path, &info);
@@ -133,7 +133,7 @@ static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
     return file->num_tokens ? (file->num_tokens - 1) / (uint64_t)T : 0;
 }
 
-// the tokens of the files that hold a sequence of length T
+// Returns the tokens of those files that hold at least one sequence of length T.
 static inline uint64_t token_files_used(const TokenFiles *files, int T) {
     uint64_t total = 0;
     for (int f = 0; f < files->num_files; f++) {
@@ -168,8 +168,8 @@ static inline void token_files_split(const TokenFiles *files, double held_out, T
     }
 }
 
-// 64 bits that identify the data, in any folder: of each file the size, 12 KiB of the content, and the tokens in use;
-// named: also its name without the folder, as in checkpoints of versions up to 1.0.
+// Returns 64 bits that identify the data, in whatever folder it is: each file's size, 12 KiB of its content, and its
+// tokens in use. If `named`, each file's name counts too, as in checkpoints of versions up to 1.0.
 static inline uint64_t token_files_fingerprint(const TokenFiles *files, bool named) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
@@ -266,8 +266,8 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// inputs, targets and packed are the caller's. While state is BATCH_WANTED, the fields without the lock belong to the
-// thread, else to the caller: each side waits for its turn.
+// inputs, targets and packed are the caller's. While state is BATCH_WANTED, the fields that no lock guards belong to
+// the thread, otherwise to the caller: each side waits for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
     PackedSequences packed;       // of examples; valid as long
@@ -326,7 +326,7 @@ static inline bool loader_sequence(DataLoader *l, uint64_t s) {
     return token_reader_read(&l->tokens, l->ids, f, first, (size_t)l->T + 1);
 }
 
-// the sequence of packed examples that is number s of the run
+// Returns the sequence of packed examples that is number s of the run.
 static inline int loader_packed(const DataLoader *l, uint64_t s) {
     uint64_t n = l->sequences_per_epoch;
     return (int)rng_permute(loader_epoch_key(l, s / n), s % n, n);
@@ -400,7 +400,7 @@ static inline void dataloader_seek(DataLoader *l, uint64_t position) {
     loader_ask(l, BATCH_WANTED, position);
 }
 
-// A loader without a source, whose thread does not run yet.
+// Prepares a loader without a source. Its thread does not run yet.
 static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64_t seed, int rank, int num_ranks) {
     memset(l, 0, sizeof *l);
     l->B = B;
@@ -424,9 +424,10 @@ static inline void loader_start_thread(DataLoader *l) {
     }
 }
 
-// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0: shuffled, to train, or one
-// epoch in order, to validate. files are copied. Stops if no file is as long as a sequence; dataloader_next stops at an
-// id that is not below vocab_size. The thread reads *l, which must not move. Close with dataloader_close.
+// Opens a loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. It shuffles, to train,
+// or reads one epoch in order, to validate. It copies `files`. Stops if no file is as long as a sequence;
+// dataloader_next stops at an id that is not below vocab_size. The thread reads *l, which must not move. Close with
+// dataloader_close.
 static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
                                    int rank, int num_ranks, int vocab_size) {
     const TokenFile *longest = &files->files[0];
@@ -466,8 +467,8 @@ static inline void require_next_batch(DataLoader *l) {
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
 }
 
-// Stops at an error in the first batch, and at a bad id in a file that holds one of the first `count` sequences, so
-// that a run does not end at it after days. Ranks take the files in turn. A later epoch's `count` covers all files.
+// Stops at an error in the first batch, or at a bad id in any file that holds one of the first `count` sequences: now
+// rather than after days of training. Ranks take the files in turn. A `count` beyond the first epoch covers all files.
 static inline void require_ids(DataLoader *l, double count) {
     const size_t T = (size_t)l->T;
     bool all_fit = l->tokens.vocab_size >= (token_files_are_text(&l->files) ? 1 << 8 : 1 << 16);

@@ -82,7 +82,7 @@ static inline void example_add_text(Examples *e, const Tokenizer *t, const char 
     free(tokens);
 }
 
-// Adds the example of these tokens if one of them is a target, which it returns.
+// If one of these tokens is a target, adds them as an example and returns true.
 static inline bool example_add_range(Examples *e, Range range) {
     bool has_target = false;
     for (size_t i = 1; i < range.count; i++) { has_target |= e->learned[range.offset + i]; }
@@ -92,7 +92,7 @@ static inline bool example_add_range(Examples *e, Range range) {
     return true;
 }
 
-// Ends the example that begins at token `begin`. pieces: splits a longer example into several, else truncates it.
+// Ends the example that begins at token `begin`. If it is too long, `pieces` splits it, otherwise it is truncated.
 static inline void example_end(Examples *e, size_t begin, bool pieces) {
     const size_t most = (size_t)e->T + 1;
     bool cut = !pieces && e->num_tokens - begin > most, has_target = false;
@@ -107,7 +107,7 @@ static inline void example_end(Examples *e, size_t begin, bool pieces) {
     if (!has_target) { e->num_tokens = begin; }
 }
 
-// The number in a key: 0 for false, 1 for true or without a value, NaN for anything else.
+// Returns the number at a key: 0 for false, 1 for true, null or a missing key, NaN for anything that is no number.
 static inline double example_number(const cJSON *object, const char *key) {
     const cJSON *value = json_get(object, key);
     if (!value || cJSON_IsNull(value)) { return 1; }
@@ -208,16 +208,16 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
 
 // ---- from examples to sequences of T tokens
 
-// The examples [from, from + count) of *examples, packed. The examples of a sequence are a linked list.
+// Examples [from, from + count) of *examples, packed into sequences. Each sequence is a linked list of examples.
 typedef struct {
     const Examples *examples;
     int count, num_sequences;
     int *first;    // (num_sequences) the index of the first example
     int *targets;  // (num_sequences) number of learned tokens
-    int *next;     // (examples->count) of an example: the one after it, -1 at the end
+    int *next;     // (examples->count) the example after each one in its sequence; -1: none
 } PackedExamples;
 
-// tokens that an example takes in a sequence: its last token is a target only
+// The tokens that an example takes in a sequence. Its last token is only a target, so it takes no room.
 static inline int example_length(const Examples *e, int i) { return (int)e->ranges[i].count - 1; }
 
 // Packs the examples [from, to), at least one. *e must outlive the result. Free with packed_free.
@@ -269,8 +269,9 @@ static inline uint64_t packed_targets(const PackedExamples *p) {
     return sum;
 }
 
-// inputs (T), targets (T) = sequence s; -1: a sequence without examples. Appends the range of each example, and of the
-// unused end, to ranges; the sequence begins at `offset` of its micro-batch. Returns the number of ranges: at most T.
+// Reads sequence s into inputs (T) and targets (T); -1 is a sequence without examples. Appends the range of each
+// example, and of the unused end, to `ranges`; the sequence begins at `offset` of its micro-batch. Returns how many
+// ranges, at most T.
 static inline int packed_read(const PackedExamples *p, int s, int *inputs, int *targets, Range *ranges, size_t offset) {
     const Examples *e = p->examples;
     int at = 0, count = 0;

@@ -63,7 +63,7 @@ static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t cont
     return cut > 0;
 }
 
-// True if the true ending of example e has the lowest mean loss, the first of equal ones. sums (num_rows): by row.
+// True if the true ending of example e has the lowest mean loss; among equals the first counts. sums (num_rows): by row
 static inline bool hellaswag_chooses_true(const HellaSwag *set, int e, const double *sums) {
     double lowest = INFINITY;
     bool is_true = false;
@@ -149,7 +149,7 @@ static inline bool hellaswag_is_json(const char *path) {
     return kind_of_bytes(head, bytes) == FILE_JSON && memmem(head, bytes, "\"endings\":", 10) != NULL;
 }
 
-// the index of the true ending, a number or, in Hugging Face's copy of the file, a digit in a string; -1: neither
+// Returns the index of the true ending: a number or, in Hugging Face's copy, a digit in a string. -1 if it is neither.
 static inline int hellaswag_label(const cJSON *json) {
     const cJSON *label = json_get(json, "label");
     const char *text = cJSON_GetStringValue(label);

@@ -138,7 +138,7 @@ static inline void shard_writer_append(ShardWriter *w, int kind, const uint16_t 
     }
 }
 
-// Ends the open shards and gives all shards their names, training shard 1 last: a kill leaves no set that looks whole.
+// Ends the open shards and gives all shards their names, training shard 1 last: no kill leaves a set that looks whole.
 static inline void shard_writer_close(ShardWriter *w) {
     char path[PATH_LENGTH], part[PATH_LENGTH];
     shard_end(w, SHARD_VAL);

@@ -300,7 +300,7 @@ static inline uint32_t *tokenizer_id_slot(const Tokenizer *t, const char *bytes,
     return &t->ids[slot];
 }
 
-// the id of the token with these bytes, of two the one that is not added; -1: none. t has merges.
+// Returns the id of the token with these bytes, or -1. If two have them, it is the one that is not added. t has merges.
 static inline int tokenizer_find(const Tokenizer *t, const char *bytes, size_t length) {
     return (int)*tokenizer_id_slot(t, bytes, length) - 1;
 }
@@ -546,7 +546,7 @@ static inline uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     return hash_bytes(hash_word(hash, (uint64_t)t->end_of_text), t->kind, (size_t)t->vocab_size);
 }
 
-// Looks for an added token. Returns where the first one starts, and *token, the longest one there; without one `bytes`.
+// Returns where the first added token starts, and in *token the longest one there. If there is none, returns `bytes`.
 static inline size_t tokenizer_find_added(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
                                           int *token) {
     for (size_t at = 0; at < bytes; at++) {
@@ -597,7 +597,7 @@ static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder 
     return count;
 }
 
-// *tokens (caller frees) = the tokens of a prompt (bytes), whose special tokens are tokens; returns their number.
+// Encodes a prompt (bytes), where special tokens are tokens. The caller frees *tokens. Returns their number.
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
     TokenizerEncoder e = {NULL};
     e.takes_special = true;
@@ -619,9 +619,9 @@ static inline bool tokenizer_cuts_added(const Tokenizer *t, const char *text, si
     return false;
 }
 
-// A place where a text (bytes) that goes on can be cut: both parts have the pre-tokens of the whole. The place is at
-// least 1, and at most `max` or the end of the pre-token that crosses `max`. bytes: at least max +
-// TOKENIZER_MAX_PRETOKEN + 8. t: NULL if there are no added tokens.
+// Returns a place where a text (bytes) that goes on can be cut so that both parts have the pre-tokens of the whole. It
+// is at least 1, and at most `max` or the end of the pre-token that crosses `max`. bytes is at least max +
+// TOKENIZER_MAX_PRETOKEN + 8. t is NULL if there are no added tokens.
 static inline size_t tokenizer_safe_cut(const Tokenizer *t, const char *text, size_t bytes, size_t max) {
     // no pre-token crosses from a visible character to white space; ASCII needs no decoding
     for (size_t at = max; at > 1 && at + 4096 > max; at--) {
@@ -629,8 +629,8 @@ static inline size_t tokenizer_safe_cut(const Tokenizer *t, const char *text, si
         if ((text[at] != ' ' && text[at] != '\n') || before <= ' ' || before >= 127) { continue; }
         if (!t || !tokenizer_cuts_added(t, text, bytes, at)) { return at; }
     }
-    // else after the first pre-token, or a later one that is no white space: at the end of a text, white space is one
-    // pre-token, and before a letter two
+    // else we cut after the first pre-token, or after a later one that is not white space: white space is one pre-token
+    // at the end of a text, but two before a letter
     size_t at = tokenizer_pretoken_length(text, bytes), cut = at, last;
     while (at < max) {
         size_t length = tokenizer_pretoken_length(text + at, bytes - at);

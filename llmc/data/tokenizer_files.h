@@ -202,7 +202,7 @@ static inline int tokenizer_find_special(Tokenizer *t, const cJSON *json) {
     return eos;
 }
 
-// Sets end_of_text: `end`, or if that is -1 the first that is found. folder: with the other files; NULL: none
+// Sets end_of_text to `end` or, if that is -1, to the first one found. folder: holds the other files; NULL: none
 static inline void tokenizer_find_end(Tokenizer *t, int end, const char *folder) {
     static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json"};
     if (end < 0) { end = tokenizer_find(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT)); }
@@ -259,7 +259,7 @@ static inline bool json_adds_tokens(const cJSON *json) {
     return adds;
 }
 
-// text (PATH_LENGTH) = the first item of tokenizer.json that GPT-2's tokenizer has not; "" if none
+// text (PATH_LENGTH) = the first item of tokenizer.json that GPT-2's tokenizer lacks, or "".
 static inline void json_find_foreign(char *text, const cJSON *json) {
     const cJSON *model = json_get(json, "model");
     const struct {
@@ -431,8 +431,8 @@ static inline void tokenizer_in_folder(char *path, const char *folder) {
     *path = 0;
 }
 
-// Loads tokenizer.json, merges.txt and vocab.json by the name of either, merges alone, gpt2_tokenizer.bin, or one of a
-// folder. Stops at a tokenizer that works otherwise than GPT-2's. Free with tokenizer_free.
+// Loads a tokenizer: tokenizer.json, merges.txt and vocab.json (give either), merges alone, gpt2_tokenizer.bin, or a
+// folder with one of these. Stops at one that works differently from GPT-2's. Free with tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
     char in_folder[PATH_LENGTH], other[PATH_LENGTH];
     struct stat info;
