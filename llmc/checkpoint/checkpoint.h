@@ -208,7 +208,7 @@ static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master,
 
 // ---- the checkpoints of a run
 
-// *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns their number (0: no folder); -1: errno.
+// *steps (caller frees) = the steps of a run's checkpoints, ascending. Returns how many (0: no folder); -1 and errno.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
     struct dirent **entries;
     int found = scandir(run_dir, &entries, NULL, versionsort), count = 0;
@@ -224,7 +224,7 @@ static inline int checkpoint_list(const char *run_dir, long long **steps) {
     return count;
 }
 
-// The highest step of a run's checkpoints; -1: no checkpoint. Stops if the folder cannot be read.
+// Returns the highest step of a run's checkpoints, or -1 if there are none. Stops if the folder cannot be read.
 static inline long long checkpoint_latest(const char *run_dir) {
     long long *steps, latest = -1;
     int count = checkpoint_list(run_dir, &steps);
@@ -236,8 +236,8 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
-// The step of RUN/best; -1: no checkpoint has this name. Stops if its state.json is damaged: a run that went on would
-// replace it.
+// Returns the step of RUN/best, or -1 if there is no such checkpoint. Stops if its state.json is damaged, because a run
+// that went on would replace it.
 static inline long long checkpoint_best(const char *run_dir) {
     char path[PATH_LENGTH];
     format_path(path, "%s/best/state.json", run_dir);
@@ -249,7 +249,7 @@ static inline long long checkpoint_best(const char *run_dir) {
     return best;
 }
 
-// The newest checkpoint of a run, RUN/best included: its step, and its folder; -1 and "": there is none.
+// Returns the step of a run's newest checkpoint, RUN/best included, and sets its folder; -1 and "" if there is none.
 static inline long long checkpoint_newest(char *folder, const char *run_dir) {
     long long latest = checkpoint_latest(run_dir), best = checkpoint_best(run_dir);
     *folder = 0;
@@ -258,8 +258,8 @@ static inline long long checkpoint_newest(char *folder, const char *run_dir) {
     return best > latest ? best : latest;
 }
 
-// Reports a file of the run that could not be written. survivors: what is not lost, such as "the checkpoints
-// before it are". The last file of a run has no retry, so the run stops; otherwise rank 0 warns.
+// Reports that a file of the run could not be written. `survivors` says what is not lost: "the checkpoints before it
+// are". The `last` file of a run gets no retry, so the run stops. Otherwise rank 0 warns.
 static inline void report_failure(const char *what, const char *path, const char *survivors, int error, int failed_rank,
                                   Comm *world, bool last) {
     const char *remedy = error == ENOTEMPTY || error == EEXIST
@@ -278,8 +278,8 @@ static inline void report_failure(const char *what, const char *path, const char
             path, strerror(error), survivors, remedy);
 }
 
-// Creates DONE_NNNNNNNN for a checkpoint that is whole. All ranks call it; rank 0 creates the file. last: the run ends
-// now, and a failure is an error, else a warning.
+// Creates DONE_NNNNNNNN for a checkpoint that is whole. All ranks call it, and rank 0 creates the file. A failure is a
+// warning, or an error if this is the `last` file of the run.
 static inline void checkpoint_mark_done(const char *run_dir, long long step, Comm *world, bool last) {
     char path[PATH_LENGTH];
     bool first = !world || world->rank == 0;
@@ -288,15 +288,15 @@ static inline void checkpoint_mark_done(const char *run_dir, long long step, Com
     if (error) { report_failure("create", path, "the checkpoint of that step is", error, failed_rank, world, last); }
 }
 
-// Creates DONE_NNNNNNNN of a run's last checkpoint, in case a kill came between the checkpoint and the file. pending:
-// the step whose file checkpoint_mark_done will create; -1: none.
+// Creates DONE_NNNNNNNN of a run's last checkpoint, in case a kill came between the checkpoint and the file. Leaves out
+// the step `pending` (-1: none), whose file checkpoint_mark_done will create.
 static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
     long long step = checkpoint_latest(run_dir);
     if (step >= 0 && step != pending) { checkpoint_mark_done(run_dir, step, NULL, true); }
 }
 
-// Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
-// In a run that an older version began, RUN/best may be a link to a checkpoint, which stays.
+// Deletes all but the last `keep` checkpoints; 0 keeps all. Multiples of major_every (0: none) always stay, and do not
+// count. In a run that an older version began, RUN/best may be a link to a checkpoint, which stays too.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     char path[PATH_LENGTH];
     struct stat best, info;
@@ -347,12 +347,12 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
     return agree_on_error(error, s->world, failed_rank);
 }
 
-// Gives the whole checkpoint `aside` the name `folder`, in RUN. An existing RUN/best is best.old.tmp meanwhile, and
-// comes back after a failure. Returns 0 or an errno.
+// Renames the whole checkpoint `aside` to `folder`, in RUN. Meanwhile an existing RUN/best is called best.old.tmp, and
+// a failure gives it its name back. Returns 0 or an errno.
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
     char old[PATH_LENGTH], target;
     format_path(old, "%s/best.old.tmp", run_dir);
-    // a RUN/best without a loss is not of --keep-best, and stays; in older versions it is a link
+    // a RUN/best without a loss was not made by --keep-best, and stays; older versions made it a link
     bool replaces = has_ending(folder, "/best") &&
                     (number_in(run_dir, "best/state.json", "val_loss") >= 0 || readlink(folder, &target, 1) >= 0);
     replaces = replaces && rename(folder, old) == 0;
@@ -367,8 +367,8 @@ static inline int checkpoint_rename(const char *aside, const char *folder, const
     return error;
 }
 
-// Saves RUN/name. All ranks call it. crcs: output, the CRC32C of tensor_files. False after a failure: the earlier
-// checkpoints are whole, and rank 0 has printed a warning. last: a failure stops the run with exit 1.
+// Saves RUN/name. All ranks call it. crcs = the CRC32C of tensor_files. After a failure the earlier checkpoints are
+// whole: rank 0 prints a warning and all return false or, if this is the `last` save, the run stops with exit 1.
 static inline bool checkpoint_save(const char *run_dir, const char *name, const ModelState *s, const cJSON *state,
                                    bool last, uint32_t crcs[2]) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
@@ -391,7 +391,7 @@ static inline bool checkpoint_save(const char *run_dir, const char *name, const 
 
 // ---- loading
 
-// before = the newest checkpoint of the same run that is older than `folder`, or a best/ of the same step; "": none.
+// before = the newest checkpoint of the run that is older than `folder`, or best/ even if it has the same step, or "".
 static inline void checkpoint_before(char *before, const char *folder) {
     char run[PATH_LENGTH];
     folder_of(run, folder);
@@ -407,9 +407,9 @@ static inline void checkpoint_before(char *before, const char *folder) {
     if (!is_best && best > latest && best <= step) { format_path(before, "%s/best", run); }
 }
 
-// Stops at a checkpoint that disagrees with its manifest, and names the newest other one. resumes: the command is a
-// -y 1 of the run in run_dir. Otherwise the weights are loaded: the optimizer's state is not read, and a folder without
-// state.json is no checkpoint.
+// Stops at a checkpoint that disagrees with its manifest, and names the newest older one. If `resumes`, the command is
+// a -y 1 of the run in run_dir. Otherwise only weights are loaded: we do not check the optimizer's state, and a folder
+// without state.json is no checkpoint.
 static inline void require_whole_checkpoint(const char *folder, const char *run_dir, bool resumes) {
     char state[PATH_LENGTH], before[PATH_LENGTH], why[512];
     format_path(state, "%s/state.json", folder);

@@ -93,8 +93,8 @@ static inline int manifest_compare(const char *folder, const cJSON *entry, char 
     return EBADMSG;
 }
 
-// Compares the files of a folder with its manifest, if it has one; `except`, or NULL, is not read. The result and `why`
-// are manifest_compare's for the first file that differs.
+// Compares the files of a folder with its manifest, if it has one, but not the file `except` (may be NULL). Returns the
+// result and `why` of manifest_compare for the first file that differs.
 static inline int manifest_check(const char *folder, const char *except, char *why, size_t size) {
     char path[PATH_LENGTH];
     uint64_t bytes;

@@ -170,7 +170,7 @@ static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Confi
     shape[1] = transposed ? rows : cols;
 }
 
-// the tensor prefix + name of the file; stops if it is missing or its shape is not of the model's config
+// Returns the tensor prefix + name of the file. Stops if it is missing or its shape does not fit the model's config.
 static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
     char name[NAME_LENGTH];
     size_t shape[2];
@@ -194,7 +194,7 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     return t;
 }
 
-// Stops at a tensor of a layer that the model lacks, such as an adapter or a further layer: it changes the output.
+// Stops at a tensor that the model's layers lack, from an adapter or a further layer: it would change the output.
 static inline void refuse_more_in_layers(const SafeTensors *file, int num_layers) {
     for (int i = 0; i < file->num_tensors; i++) {
         char name[NAME_LENGTH];
@@ -236,14 +236,14 @@ static inline void model_weights_path(char *weights, const char *path) {
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
 }
 
-// A token id of config.json, of several the first; -1: none within the vocabulary.
+// Returns a token id of config.json, the first if there are several, or -1 if none is within the vocabulary.
 static inline int config_token_id(const cJSON *json, const char *key, int vocab_size) {
     const cJSON *item = json_get(json, key);
     if (cJSON_IsArray(item)) { item = cJSON_GetArrayItem(item, 0); }
     return cJSON_IsNumber(item) && item->valueint >= 0 && item->valueint < vocab_size ? item->valueint : -1;
 }
 
-// The tensor called `name`, or else the one with a prefix before `name`; NULL: neither. Stops if there are several.
+// Returns the tensor called `name`, with or without a prefix, or NULL. Stops if there are several.
 static inline const SafeTensor *find_after_prefix(const SafeTensors *file, const char *name) {
     char ending[NAME_LENGTH];
     const SafeTensor *found = safetensors_find(file, name);

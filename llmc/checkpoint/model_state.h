@@ -47,7 +47,7 @@ static inline int agree_on_error(int error, Comm *world, int *failed_rank) {
     return (int)(worst >> 32);
 }
 
-// Slices of a tensor with scales of their own in a file of -tp t, and the scales of one. A replicated tensor is one.
+// How many slices of a tensor have own scales in a file of -tp t, and how many each has. A replicated tensor has one.
 static inline int scale_slices(ParamId id, int t) { return param_split(id) == SPLIT_NONE ? 1 : t; }
 static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
     Slice s = param_slice(id, c, t, 0);
@@ -106,8 +106,8 @@ static inline Range column_rows(const Slice *s, int rectangle, size_t c, ParamRa
     return rows;
 }
 
-// Copies the elements of a range that are in a rectangle to `columns` (rectangle_cols, all.count), which is transposed,
-// or back. all: the rows that the range has in any column
+// Copies the elements that a range shares with a rectangle to their transpose `columns` (rectangle_cols, all.count), or
+// back. `all` are the rows that the range has in any column.
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, Range all,
                                    ParamRange range, const Slice *s, int rectangle, size_t size) {
 #pragma omp parallel for schedule(static)
@@ -122,7 +122,7 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
     }
 }
 
-// Moves the elements of a range that are in a rectangle of the slice, for a transposed file: whole columns together.
+// For a transposed file, moves the elements that a range shares with a rectangle of the slice, whole columns at a time.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
     const size_t cols = s->rectangle_cols, global = rectangle_global(s, rectangle);
@@ -251,9 +251,9 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
     safetensors_begin(w);
 }
 
-// Writes a file of the families that have a buffer. All ranks call it: rank 0 creates the file, and each rank writes
-// the elements that it owns. *crc: output, of the whole file. Returns 0 or an errno, the same on all ranks, and in
-// *failed_rank a rank that has it.
+// Writes the families that have a buffer to one file. All ranks call it: rank 0 creates the file, and each rank writes
+// the elements that it owns. *crc = the CRC32C of the whole file. All ranks return 0, or one errno and in *failed_rank
+// a rank that has it.
 static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
                                 uint32_t *crc, int *failed_rank) {
     SafeTensorsWriter w;
@@ -285,7 +285,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
 
 // ---- reading
 
-// Stops at a number that is not finite, with which no step or text would be right, and deletes *out (may be NULL).
+// If a number is not finite, deletes *out (may be NULL) and stops, since no step or text would be right.
 static inline void require_finite(const StoredTensor *t, const real *numbers, size_t count, PartFile *out) {
     const SafeTensors *file = &t->file->file;
     size_t finite = 0;
@@ -422,7 +422,7 @@ static inline void codes_decode(real *numbers, const uint8_t *codes, size_t firs
     }
 }
 
-// Stores a chunk of codes: as they are into a run of 8-bit moments with as many slices, else decoded and converted.
+// Stores a chunk of codes as they are if the run has 8-bit moments and as many slices; else decodes and converts them.
 static inline void codes_load(const StoredTensor *t, const uint8_t *codes, ParamRange chunk, const ParamLayout *layout,
                               const ModelState *s, bool is_v) {
     const Slice *slice = &layout->slice[t->id];
@@ -484,8 +484,8 @@ static inline void state_load(const ModelFile *file, const char *prefix, const M
 
 // ---- a model's tensors for other programs: GGUF's, or those of llm.c's file
 
-// Writes a tensor in (out, in) order as F32, F16 or BF16: exact for numbers of that type or of a narrower one. Stops,
-// and deletes the file, if a number is not finite. layout: of one rank
+// Writes a tensor in (out, in) order as F32, F16 or BF16. This is exact for numbers of that type or a narrower one. If
+// a number is not finite, deletes the file and stops. `layout` is that of one rank.
 static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId id, int layer, const ParamLayout *layout,
                                 DType dtype) {
     enum { MAX_ELEMENTS = 4 * CHUNK_ELEMENTS };  // fewer of a transposed tensor would make short reads
