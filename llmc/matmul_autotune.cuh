@@ -472,7 +472,7 @@ static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, co
     return false;
 }
 
-// this rank's choice: from the cache, else by timing, which adds to the cache. Fallback kernels use neither.
+// Returns this rank's choice: cached, timed (which adds to the cache) or untimed. Fallback kernels are always untimed.
 static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     LtAlgorithm alg = {};
     alg.key = p->key;
@@ -501,8 +501,8 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
     return alg;
 }
 
-// Rank 0's choice on all ranks. A rank whose GPU or library cannot run it chooses by itself. A later timed choice of
-// rank 0 replaces either.
+// Gives rank 0's choice to all ranks. A rank whose GPU or library cannot run it chooses by itself. A later timed choice
+// of rank 0 replaces either.
 static inline LtAlgorithm lt_choose_together(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     if (!mm->broadcast) { return lt_choose(mm, p, timed); }
     LtAlgorithm alg = {}, choice = {};
@@ -520,7 +520,7 @@ static inline LtAlgorithm lt_choose_together(CudaMatmuls *mm, const LtMatmul *p,
     return alg;
 }
 
-// The algorithm of this GEMM, chosen at its first call. timed: an untimed choice is made again, with timing.
+// Returns this GEMM's algorithm, chosen at its first call. If `timed`, an untimed choice is made again, with timing.
 static inline LtAlgorithm *lt_algorithm(CudaMatmuls *mm, LtMatmul *p, bool timed) {
     const void *pointers[LT_POINTERS] = {p->a, p->b, p->c, p->d, p->bias ? (const void *)p->bias : p->sums.at, p->aux};
     for (int i = 0; i < LT_POINTERS; i++) {

@@ -116,8 +116,8 @@ static inline cublasLtEpilogue_t lt_epilogue(int fused) {
     }
 }
 
-// Where cuBLASLt writes its sums: the gradient if that is = and has D's type, else scratch. cuBLASLt cannot add to sums
-// and writes them in D's type. bf16 sums are only requested where they can go straight to the gradient.
+// Returns where cuBLASLt writes its sums: the gradient if that is = and has D's type, else scratch. It cannot add to
+// sums, and writes them in D's type. bf16 sums are only requested where they can go straight to the gradient.
 static inline void *lt_sums(const CudaMatmuls *mm, const LtMatmul *p) {
     return p->sums_mode == GRAD_SET && p->key.out == (int)p->sums.dtype ? p->sums.at : (void *)mm->scratch;
 }

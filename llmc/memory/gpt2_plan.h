@@ -100,8 +100,8 @@ static inline int64_t equal_chunk(int64_t rows, int64_t chunks) {
     return chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
 }
 
-// Rows of a logits chunk. Where the options give no number, the logits take about the memory of dfch, but a chunk has
-// at least MIN_ROWS rows, because each chunk reads wte once.
+// Returns the rows of a logits chunk. If the options give none, the logits take about as much memory as dfch, but a
+// chunk has at least MIN_ROWS rows, because each chunk reads wte once.
 static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
     enum { MIN_ROWS = 256 };
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
@@ -124,7 +124,7 @@ static inline int staging_slots(const ModelOptions *o) {
     return o->micro_steps * (1 + o->backend->device->steps_ahead);
 }
 
-// Inputs of blocks in host memory. Every saved output of a block is one, but that of the last block.
+// Returns how many block inputs are in host memory. Every saved block output is one, except the last block's.
 static inline int num_block_inputs(const ModelOptions *o, int L) {
     bool offload = o->training && o->recompute.offload_inputs;
     return offload ? num_saved(&o->recompute, RESIDUAL3, L) - 1 : 0;

@@ -169,14 +169,14 @@ static inline void comm_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
 static inline void comm_wait(CommWork work, Comm *comm, Exec *ex) { comm->backend->wait(work, comm, ex); }
 
 // Waits as Device.event_synchronize does, but stops the program if work before the event depends on a rank that ended
-// or hangs. comm: the world. Afterwards every collective waited for before the event is done, in any group.
+// or hangs. Afterwards, in any group, all collectives waited for before the event are done. comm is the world.
 static inline void comm_event_synchronize(int event, Comm *comm, Exec *ex) {
     comm->backend->event_synchronize(event, comm, ex);
 }
 
-// Arms the watchdog until the next comm_event_synchronize or comm_max: it stops the program after COMM_TIMEOUT. Without
-// it, a run could hang for ever: if a rank dies, the GPU's queue fills up, and then a launch blocks. Reading data
-// counts as waiting. comm: the world. The host must not call MPI meanwhile.
+// Arms the watchdog, which stops the program after COMM_TIMEOUT, until the next comm_event_synchronize or comm_max.
+// Without it a run could hang forever: if a rank dies, the GPU's queue fills up, and then a launch blocks. Reading data
+// counts as waiting. comm is the world. The host must not call MPI meanwhile.
 static inline void comm_watch(Comm *comm) {
     if (comm->backend->watch) { comm->backend->watch(comm); }
 }

@@ -148,7 +148,7 @@ static inline void mpi_stage(char *device, size_t count, size_t stride, size_t w
     }
 }
 
-// out (this rank's part) = sum of every rank's part of `in`. out may be the part in `in`.
+// Sums a piece over the ranks: out = this rank's part of the sum of all ranks' `in`. out may be that part of `in`.
 static inline void mpi_reduce_piece(char *out, const char *in, size_t count, size_t stride, DType dtype, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     MPI_Request request;
@@ -167,7 +167,7 @@ static inline void mpi_reduce_piece(char *out, const char *in, size_t count, siz
     if (g->staged && own > 0) { comm->device->upload(out, g->staged, own * width); }
 }
 
-// out = every rank's part; in: this rank's, which may be its part of `out`
+// Gathers every rank's part into `out`. `in` is this rank's part, and may be its place in `out`.
 static inline void mpi_gather_piece(char *out, const char *in, size_t count, size_t stride, DType dtype, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     MPI_Request request;

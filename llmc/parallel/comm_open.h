@@ -29,15 +29,15 @@ Opens the world: the communicator follows from the launcher, the build and the d
 enum { COMM_INIT_MPI, COMM_INIT_FILE };  // -pi, in the order of COMM_INITS
 #define COMM_INITS "mpi fs"
 
-// The variable that has the number of Slurm's tasks. sbatch's script and salloc's shell are one process each, and not a
-// step, though SLURM_NTASKS is set for the steps that they start.
+// Returns the variable with the number of Slurm's tasks. sbatch's script and salloc's shell are one process each and
+// not a step, although SLURM_NTASKS is set there for the steps that they start.
 static inline const char *slurm_tasks(void) {
     const char *rank = getenv("SLURM_PROCID");
     bool is_shell = getenv("SLURM_JOB_ID") && !getenv("SLURM_STEP_ID") && (!rank || atoi(rank) == 0);
     return is_shell || getenv("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
 }
 
-// The NAME=VALUE of the environment which says that a launcher started this process as one of several; NULL if none.
+// Returns the environment variable (NAME=VALUE) of a launcher that started this process as one of several, or NULL.
 static inline const char *comm_launcher(void) {
     const struct {
         const char *name, *with;  // another variable that must be set; NULL: none
@@ -73,7 +73,7 @@ typedef struct {
     uint64_t card;  // hash of the machine and the PCI bus id: the same for all MIG instances of a card
 } RankGpu;
 
-// Finds the first two ranks on the same card, between which NCCL does not communicate; false if there are none.
+// Finds the first two ranks on the same card, where NCCL cannot connect them. Returns false if there are none.
 static inline bool comm_same_card(const RankGpu *gpus, int size, int *one, int *other) {
     for (*other = 1; *other < size; ++*other) {
         for (*one = 0; *one < *other; ++*one) {
@@ -109,8 +109,8 @@ static inline RankGpu comm_take_gpu(int local_rank) {
     return taken;
 }
 
-// Selects the GPU of each rank. True if no two ranks are on one card, so that NCCL can connect them. *gpu_ranks: as of
-// comm_gpu_ranks.
+// Selects the GPU of each rank, and sets *gpu_ranks to comm_gpu_ranks. Returns true if no two ranks are on one card, so
+// that NCCL can connect them.
 static inline bool comm_take_gpus(Comm *launched, int *gpu_ranks) {
     int one, other;
     RankGpu *gpus = (RankGpu *)xmalloc((size_t)launched->size * sizeof *gpus);

@@ -50,7 +50,7 @@ static inline void tp_open(TensorParallel *tp, const Ops *ops, const Device *dev
 
 // ---- rows of the layernorms and of the residual stream
 
-// Sets the number of rows. decoding: every rank has all rows; nothing is all-gathered, and sums are all-reduced.
+// Sets the number of rows. When decoding, every rank has all rows: nothing is all-gathered, and sums are all-reduced.
 static inline void tp_set_rows(TensorParallel *tp, int N, int C, bool decoding) {
     tp->splits_rows = tp->comm->size > 1 && !decoding;
     int ranks = tp->splits_rows ? tp->comm->size : 1, rank = tp->splits_rows ? tp->comm->rank : 0;
@@ -69,15 +69,15 @@ static inline void rows_begin(TensorParallel *tp, const floatX *rows, CommWork w
     tp->works[i] = work;
 }
 
-// Begins to all-gather `own`, this rank's rows, into `all`, readable after rows_wait. own may be its place within
-// `all`. One rank: nothing to do, since `all` is `own`.
+// Begins to all-gather this rank's rows, `own`, into `all`, of which they may be a part. `all` can be read after
+// rows_wait. On one rank `all` is `own`, so there is nothing to do.
 static inline void rows_all_gather(TensorParallel *tp, floatX *all, const floatX *own) {
     if (!tp->splits_rows) { return; }
     rows_begin(tp, all, comm_all_gather(all, own, tp->chunk, DT_FLOATX, tp->comm, tp->ex));
 }
 
 // Begins to sum `partial`, the rows of all ranks, over the ranks, in place. Returns this rank's rows of the sum,
-// readable after rows_wait. A reduce-scatter; when decoding an all-reduce; one rank: nothing to do.
+// readable after rows_wait. This is a reduce-scatter, an all-reduce when decoding, and on one rank nothing.
 static inline floatX *rows_reduce_scatter(TensorParallel *tp, floatX *partial) {
     floatX *own = partial + tp->own_offset;
     if (tp->splits_rows) {
@@ -115,7 +115,7 @@ static inline void row_parallel_forward(TensorParallel *tp, floatX *out, const f
     scratch_release(tp->partial);
 }
 
-// The backward of row_parallel_forward without its residual. dout (N,C): its all-gather has begun.
+// The backward of row_parallel_forward without its residual. The all-gather of dout (N,C) has begun.
 //   din (N,K) = dout weight (C,K), times the activation's slope;  din may alias in
 //   dweight (C,K), dbias (C), activation.dbias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias
 //   (+)= the sum over this rank's rows, all-reduced later with the other replicated tensors.
@@ -131,7 +131,7 @@ static inline void row_parallel_backward(TensorParallel *tp, floatX *din, Gradie
     tp->ops->matmul_backward(din, dweight, dbias, dout, in, weight, activation, mode, N, K, C, tp->ex);
 }
 
-// The backward of a column-parallel linear. in (N,C): its all-gather has begun. Returns this rank's rows of
+// The backward of a column-parallel linear. The all-gather of in (N,C) has begun. Returns this rank's rows of
 //   din (N,C) = dout (N,OC) weight (OC,C), summed over the ranks;  din is a buffer for the rows of all ranks
 //   dweight (OC,C), dbias (OC) (+)= as in matmul_backward
 // With t ranks, din's matmul comes first: its reduce-scatter runs while dweight's matmul does.
@@ -189,8 +189,8 @@ static inline void add_positions_backward(TensorParallel *tp, Gradient dwpe, con
     }
 }
 
-// out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). One rank holds a
-// token's embedding; the other ranks add zeros.
+// out = wte[tokens] + wpe. tokens are (B,T), wpe starts at the first position, and out is this rank's rows of (B*T,C).
+// One rank holds a token's embedding, and the other ranks add zeros.
 static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *out, const int *tokens,
                                                     const floatX *wte, const floatX *wpe, PackedSequences packed, int B,
                                                     int T, int C) {
@@ -213,7 +213,7 @@ static inline void vocab_parallel_embedding_forward(TensorParallel *tp, floatX *
     scratch_release(tp->partial);
 }
 
-// dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout (N,C): its all-gather has begun.
+// dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. The all-gather of dout (N,C) has begun.
 static inline void vocab_parallel_embedding_backward(TensorParallel *tp, Gradient dwte, Gradient dwpe,
                                                      const floatX *dout, const int *tokens, PackedSequences packed,
                                                      GradMode mode, int B, int T, int maxT, int C) {

@@ -361,7 +361,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     result->begun = result->begun || started;
 }
 
-// Checks the operations, and what replaces those that fail. all: also after an operation has no right kernel.
+// Checks the operations, and the kernels that replace those that fail. If `all`, goes on after one has no right kernel.
 static inline SelfCheck self_check(const Backend *backend, bool all) {
     SelfCheck result;
     memset(&result, 0, sizeof result);
@@ -471,7 +471,7 @@ static inline void self_check_print(const Backend *backend) {
     }
 }
 
-// This rank's levels, remembered or checked now. problem = "", or a sentence for the user.
+// Returns this rank's levels, which are remembered or checked now. problem = "", or a sentence for the user.
 static inline FallbackKernels self_check_of_rank(const Backend *backend, const char *path, FILE *out, char *problem,
                                                  size_t room) {
     char machine[CHECKED_MACHINE];
@@ -501,8 +501,8 @@ static inline FallbackKernels self_check_of_rank(const Backend *backend, const c
     return result.fallback;
 }
 
-// The kernels for a run: every rank uses the highest level of all ranks. A CPU is not checked. `out` gets the notes;
-// ranks above 0 have no stdout. The lowest rank with a problem prints it on stderr.
+// Returns the kernels for a run. Every rank uses the highest level of all ranks. A CPU is not checked. `out` gets the
+// notes. Ranks above 0 have no stdout, so the lowest rank with a problem prints it on stderr.
 static inline FallbackKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
     char buffer[PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
     FallbackKernels fallback = {{0}};

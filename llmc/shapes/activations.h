@@ -138,8 +138,8 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
     return level < activation_specs[id].recomputed_at;
 }
 
-// The block whose parameters the backward reads after those of block l: l - 1, or where a segment ends there, the
-// segment's first block, which is recomputed first. -1: none.
+// Returns the block whose parameters the backward reads after those of block l, or -1. It is l - 1 or, if a segment
+// ends there, the segment's first block, which is recomputed first.
 static inline int backward_next(const Recompute *r, int l) {
     return l > 0 && ends_segment(r, l - 1) ? segment_begin(r, l - 1) : l - 1;
 }
@@ -158,8 +158,8 @@ static inline int num_saved(const Recompute *r, ActivationId id, int layers) {
     return saved;
 }
 
-// Index of block l's input among the saved inputs, which --offload 4 keeps on the host. -1: the embeddings, which stay
-// on the device.
+// Returns the index of block l's input among the saved inputs, which --offload 4 keeps on the host, or -1 for the
+// embeddings, which stay on the device.
 static inline int input_of_block(const Recompute *r, int l) { return num_saved(r, RESIDUAL3, l) - 1; }
 
 // index of block l's output, the next block's input; -1: it is not saved

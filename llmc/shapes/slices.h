@@ -44,7 +44,7 @@ static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
     return s;
 }
 
-// The rows of N that rank r holds of layernorms and of the residual stream (Megatron's sequence parallelism). Gathered
+// Of N rows, those that rank r holds in layernorms and the residual stream (Megatron's sequence parallelism). Gathered
 // rows are t chunks of chunk_size(N, t) rows, of which the first N are used.
 static inline Range row_range(int N, int t, int r) { return chunk_range((size_t)N, chunk_size((size_t)N, t), r); }
 
@@ -60,9 +60,9 @@ typedef struct {
     size_t ranges_per_rectangle;  // a range a row, or one range where rows are adjacent in both tensors
 } Slice;
 
-// The split axis of a tensor is groups of *group_size elements; Q, K and V are three groups. A slice has *slice_size
-// elements of each group, padding included. Returns the number of groups. QKVW of d12, t = 2: 3 groups of 768, slices
-// of 384.
+// A tensor's split axis is made of groups of *group_size elements: Q, K and V are three groups. A slice has *slice_size
+// elements of each group, padding included. Returns the number of groups. For QKVW of d12 at t = 2 these are 3 groups
+// of 768, in slices of 384.
 static inline int split_sizes(size_t *group_size, size_t *slice_size, ParamId id, const GPT2Config *c,
                               const LocalShape *s) {
     bool by_head = id == QKVW || id == QKVB || id == ATTPROJW;
