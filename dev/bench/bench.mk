@@ -12,7 +12,7 @@ build/bench/%: dev/bench/%.cu build/flags
 build/cuda/bench_ops: dev/bench/bench_ops.cu build/cuda/flags
 	$(compile_cuda)
 
-# the trainer for the emulator. Nothing is computed, so nothing is optimized
+# The trainer, compiled for the emulator. It computes nothing here, so there is nothing to optimize.
 PREDICTORS := build/bench/predict build/bench/predict_fp32
 build/bench/predict: precision = bf16
 build/bench/predict_fp32: precision = fp32
@@ -26,9 +26,9 @@ BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c
 bench: build/bench/bench_ops ## bench: every operation, as a share of the measured copy and matmul ceilings; minutes
 	@build/bench/bench_ops
 
-# a GPU before sm_80 runs the fp32 build; others do with `make predict PRECISION=fp32`
-# without ARGS 1558M comes second, then both with updates of 524,288 tokens; where a model does not fit, its error
-# message does not fail the target
+# A GPU before sm_80 runs the fp32 build; others do with `make predict PRECISION=fp32`.
+# Without ARGS, 124M and 1558M are predicted, then both with updates of 524,288 tokens. If 1558M or a larger update does
+# not fit, its error message is printed, but the target does not fail.
 precision_asked = $(if $(filter command,$(origin PRECISION)),$(PRECISION),$(if $(filter t4 sm_7%,$(GPU)),fp32))
 PREDICT = build/bench/predict$(if $(filter fp32,$(precision_asked)),_fp32)
 predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Training steps on the CPU against PyTorch, GEMMs against oneDNN, and losses.
+"""Compares training steps on the CPU with PyTorch, GEMMs with oneDNN, and the losses of both programs.
 
     make bench-cpu        (for a look: make bench-cpu ARGS='--rounds 1 --skip-loss')
 
 The programs take turns: every round runs each program for some steps at each number of threads, so that a change of the
-machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median step,
-and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
-without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
+machine's clock or a busy neighbour affects all programs. Each round has a median step; a time is the median over the
+rounds, and its spread goes from the lowest round to the highest. `scripts/setup.sh bench` installs PyTorch into
+build/torch; without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
 dev/results/cpu/<CPU>.md. 5 rounds take about 25 minutes on two cores.
 On a CPU with AVX-512 `make bench-cpu MARCH=x86-64-v3` limits every program to AVX2, and writes <CPU>_avx2.md.
 """

@@ -1,10 +1,10 @@
 /*
-The GEMMs of a training step through gemm() of llmc/gemm.h, beside the rate of FMAs in registers and oneDNN.
+Times the GEMMs of a training step in gemm() of llmc/gemm.h, and compares them with FMAs in registers and with oneDNN.
     bench_matmul [THREADS [ROUNDS]]      (default: all threads, 5 rounds)
-The programs take turns in each round. A rate is GFLOP/s of the fastest call: beside a busy neighbour the median call
-may wait for a core, many times as long as it computes.
-Output is lines of JSON: the build, then for each model and type of inputs a line for each GEMM and a total ("gemm":
-"all"), in which a GEMM counts as often as in a step, and fma is the median. The rate of a missing program is null.
+The programs take turns in each round. A rate is the GFLOP/s of the fastest call, since the median call may wait many
+times as long for a core as it computes if a neighbour is busy.
+Prints lines of JSON: first the build, then for each model and type of inputs a line for each GEMM and a total ("gemm":
+"all"). In the total a GEMM counts as often as in a step, and fma is the median. A program that is missing has null.
   fma           independent multiply-adds of vectors in registers, in all threads: the most that a GEMM can reach. With
                 bf16 inputs a multiply-add has pairs of bf16 (AVX512-BF16)
   ours          gemm(): operands are fp32 in memory; bf16 inputs are rounded in the call

@@ -1,29 +1,29 @@
 /*
-Every operation at GPT-2's shapes, as a share of the machine's bandwidth or GEMM rate.
+Times every operation at GPT-2's shapes, and reports it as a share of the machine's bandwidth or GEMM rate.
     bench_ops [-e d12|d48] [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]     prints a table in Markdown
     bench_ops --products ...     on a GPU, without timing: the kernels of a training step's matmuls
 One source, like the trainer: C for a CPU, CUDA with nvcc, C++20 with -Idev/emulator
 for the emulator (its times mean nothing).
 
-Shapes    124M's, or with -e d48 1558M's. The arrays of the optimizer and of the norm are 124M's in both: their rates do
-          not depend on it.
+Shapes    They are 124M's, or with -e d48 1558M's. The optimizer and the norm always take 124M's arrays, since their
+          rates do not depend on the size.
 Ceilings  Measured first, and again at the end: a difference means that something else was running. The 10th
           percentile of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes
           written; on a GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward
           of a large square shape.
-Time      Warm-up, then 20 to 50 runs, fewer than 50 once 0.3 s are measured. Median, with the 10th and 90th percentile
-          in parentheses. Before every run, untimed, arrays that the operation changes get their old values back, and
-          the caches are filled with other data. That data is only read, so that nothing waits to be written back. A
-          run starts with cold caches. On a GPU, CUDA events around the operation take the time. The operation is
-          enqueued while the caches are still being filled: the first launch costs time of the host, not of the device.
-          Gaps between the launches of one operation count.
-Kernels   On a GPU: the number of kernels of an operation, and after a + of copies and fills, counted in a CUDA graph.
-Predicted On a GPU: the expected time by roofline.h, for the GPU's published rates. make predict adds these to a step.
+Time      After a warm-up, the operation runs 20 times, then up to 50 times until 0.3 s are measured. The table has
+          the median, with the 10th and 90th percentile in parentheses. Before every run, untimed, arrays that the
+          operation changes get their old values back, and the caches are filled with other data. That data is only
+          read, so that nothing waits to be written back. A run starts with cold caches. On a GPU, CUDA events around
+          the operation take the time. The operation is enqueued while the caches are still being filled, so the first
+          launch costs time of the host, not of the device. Gaps between the launches of one operation count.
+Kernels   On a GPU, a CUDA graph counts the kernels of an operation and, after a +, its copies and fills.
+Predicted On a GPU, roofline.h expects this time at the GPU's published rates. make predict adds these to a step.
 Products  Each matmul with the epilogue of training, after the algorithms were chosen. `fused`: one kernel does matmul
           and epilogue. Otherwise all kernels are named: splitKreduce after a split k, and lt_... of
           llmc/matmul_kernels.cuh, for epilogues that cuBLASLt lacks or does slower.
-Share     The larger of two times over the measured one: bytes moved (ops.h) at copy bandwidth, FLOPs at the GEMM
-          rate. `bound` names the larger.
+Share     At copy bandwidth the bytes moved (ops.h) take one time, and at the GEMM rate the FLOPs take another. The
+          share is the larger of the two over the measured time, and `bound` names it.
 */
 #include "llmc/run/backends.h"
 #include "llmc/run/flags.h"

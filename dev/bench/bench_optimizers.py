@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens that Muon and AdamW need for the same loss: both tuned, on two texts and two sizes of model.
+"""Measures how many tokens Muon and AdamW need for the same loss, both tuned, on two texts and two sizes of model.
 
     make bench-optimizers      (or: python3 dev/bench/bench_optimizers.py [--only kjv/l4h4c128])
 
@@ -17,8 +17,8 @@ Noise      A seed sets the initial weights and the order of the data, the same f
            The same command gives the same bits on the same CPU, so the seeds are the only noise there. Another kind of
            CPU sums in another order, and with `-f auto` multiplies in bf16 or in fp32.
 
-Two single-threaded runs at a time. Every finished run is a line of dev/results/optimizers.jsonl, and is not run again
-on the same text: a stopped benchmark resumes where it stopped, even on another kind of CPU. Writes
+Two single-threaded runs go at a time. Every finished run adds a line to dev/results/optimizers.jsonl and is not run
+again on the same text, so a stopped benchmark resumes where it stopped, even on another kind of CPU. Writes
 dev/results/optimizers.md, with the time of a step on this CPU.
 """
 import argparse

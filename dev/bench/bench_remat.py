@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Time and memory of every level of recomputation, as a Markdown table.
+"""Measures the time and the memory of every level of recomputation, and prints a Markdown table.
 
     make bench-remat
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the King James Bible, with OMP_NUM_THREADS
-threads. The levels take turns: a round runs each of them, so a busy neighbour slows down all. The time is the median,
-lowest and highest of the rounds; a ratio is the median over the rounds, to `-r 0` of the same round. Memory: saved
-activations and scratch.
+threads. The levels take turns: a round runs each of them, so a busy neighbour slows down all. The table has the median,
+lowest and highest time of the rounds. Each round gives a ratio to its own `-r 0`, and the table has the median ratio.
+Memory counts saved activations and scratch.
 """
 import json
 import statistics

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loss of quality by smaller optimizer state: a small model of bf16 weights, trained with each kind of state.
+"""Measures what smaller optimizer state costs in quality, on a small model with bf16 weights.
 
     make bench-states      (or: python3 dev/bench/bench_states.py [--steps 2000] [--seeds 3])
 

@@ -1,8 +1,8 @@
 /*
-The predicted time of work with copies between host and device beside it (--offload), over a link of a given rate.
+Predicts the time of work that overlaps with copies between host and device (--offload), over a link of a given rate.
 
-A timeline has the work, the copies that begin and the waits in the order of the trainer's calls. The simulation has a
-clock of the work, one of each copy stream, and one of each direction of the link:
+A timeline lists the work, the starts of copies and the waits in the order of the trainer's calls. The simulation has a
+clock for the work, one for each copy stream, and one for each direction of the link:
   work    runs after earlier work
   copy    runs after the work enqueued before it, after earlier copies of its stream, and after earlier copies of its
           direction; it takes COPY_START and its bytes over the rate
@@ -10,7 +10,7 @@ clock of the work, one of each copy stream, and one of each direction of the lin
   read    work that reads host memory directly: as a copy upwards that is waited for at once
 The directions are full duplex. A direction takes copies in the order of the calls, so a copy that its stream delays
 also delays later copies of its direction. A GPU may take those first: steps of 124M and 1558M on an RTX 4060 and 4090
-would be up to 6 % shorter. Copies do not slow the kernels that run beside them.
+would be up to 6 % shorter. We assume that copies do not slow down the kernels that run at the same time.
 */
 #pragma once
 #include "llmc/common/device.h"

@@ -17,10 +17,9 @@ In the emulator's dry run nothing is computed and no device memory exists, so a 
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
 An update has different micro-steps: the first sets gradients, later ones add.
 
---offload: a second table has a row for each PCIe link. Operations, copies beside them and waits are recorded in the
-order of the trainer's calls, and link.h simulates the link. The same flags are recorded at --offload 0 for the
-slow-down; that plan may be larger than the GPU.
-The times of the first table have no waits for the link.
+With --offload, a second table has a row for each PCIe link. The trainer's operations, copies and waits are recorded in
+the order of its calls, and link.h simulates the link. For the slow-down, the same flags are recorded at --offload 0
+too; that plan may be larger than the GPU. The times of the first table contain no waits for the link.
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"

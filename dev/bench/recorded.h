@@ -1,6 +1,6 @@
 /*
-Number and names of the kernels that an operation launches, from the nodes of a CUDA graph of the operation. Kernels of
-libraries have names too. C++, for builds with CUDA and for the emulator, where a cuBLASLt matmul is one kernel.
+Counts and names the kernels that an operation launches, by the nodes of its CUDA graph. Kernels of libraries have names
+too. This header is C++, for builds with CUDA and for the emulator, where a cuBLASLt matmul is one kernel.
 
 Names come from the driver (cuFuncGetName, since CUDA 12.3), demangled and without parameters. The driver's functions
 are looked up by name, so no further library is linked. An older driver gives "?".

@@ -1,19 +1,20 @@
 /*
-The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
+Predicts the time of an operation on a GPU with a roofline, and assumes what share of the published rates kernels reach.
 
-Bytes and FLOPs are those of ops.h, kernels those of a CUDA graph of the operation (recorded.h).
+Bytes and FLOPs are those of ops.h. The kernels are those of the operation's CUDA graph (recorded.h).
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
-             matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
-             bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or an activation's input, which
-             the epilogue reads or writes too, is hidden in part. Weight gradients in bf16 are slower.
+             matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile, and a matmul at least as
+             long as its bytes. The start and the end of a tile cost as much as TILE_STEPS steps. If the epilogue also
+             reads or writes a residual or an activation's input, that is hidden in part. Weight gradients in bf16 are
+             slower.
   attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share
              (attention_kernels), times attention_reach. The backward is slower.
   others     Bytes over a share of the bandwidth.
-  fp32       In an fp32 build GEMMs take TF32 at half the bf16 rate, or with -f 0 and before sm_80 CUDA cores. Attention
-             takes CUDA cores.
+  fp32       In an fp32 build, GEMMs take TF32 at half the bf16 rate, but CUDA cores with -f 0 or before sm_80.
+             Attention takes CUDA cores.
   kernels    Every kernel of an operation also takes START, to fill the GPU and to drain.
 The gap before each launch of a graph is not part of an operation: launch_gaps.
-Floor: the larger of FLOPs and bytes over the published rates, without anything else.
+The floor is the larger of the times of FLOPs and bytes at the published rates, without anything else.
 */
 #pragma once
 #include "llmc/cuda_ops.cuh"

@@ -1,6 +1,6 @@
 /*
-cuBLASLt on the host: the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, on the streams of
-cuda_runtime.h.
+Emulates cuBLASLt on the host. It has the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, and runs them
+on the streams of cuda_runtime.h.
   D = epilogue(alpha op(A) op(B) + beta C)
 As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has one element per row of
   D; the size of an attribute is checked; mismatched arguments give CUBLAS_STATUS_INVALID_VALUE, a missing kernel gives
@@ -10,10 +10,10 @@ Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 b
   operand may overlap the workspace.
 Invented: the algorithms. Their sums differ in the last bits, so that a test can tell which algorithm ran. Algorithm 0
   adds in order; algorithm 1 adds odd and even terms apart. Both can split k; the partial sums lie in the workspace.
-  With SIMT_PRODUCTS each shape and algorithm has an order of its own: in turn, in 2 or 4 interleaved parts, in halves.
-  A third of the shapes then lacks an epilogue.
-Settings of block.h: SIMT_MMA for bf16 and TF32 products, SIMT_TF32 for their inputs. SIMT_APPROX: GELU's tanh has the
-  error of tanh.approx, 2^-11, which cuBLASLt 13's kernels use for every type.
+  With SIMT_PRODUCTS each shape and algorithm adds in an order of its own: in turn, in 2 or 4 interleaved parts, or in
+  halves. A third of the shapes then lacks an epilogue.
+Settings of block.h: SIMT_MMA says how bf16 and TF32 products are summed, and SIMT_TF32 how their inputs are rounded.
+  With SIMT_APPROX, GELU's tanh has the error of tanh.approx, 2^-11, which cuBLASLt 13's kernels use for every type.
 Cost: a product advances the emulated clock of cuda_runtime.h by its FLOPs. A test chooses the fastest algorithm or
   epilogue with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.
 */

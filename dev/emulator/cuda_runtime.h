@@ -1,7 +1,7 @@
 /*
-The CUDA runtime on the host: the functions that the trainer calls, for kernels run by the emulator (simt.h). Builds
-with -Idev/emulator include this file for <cuda_runtime.h>, cublasLt.h of this folder for <cublasLt.h>, and
-llmc/common/ptx.cuh of this folder for the one of llmc.
+Emulates the CUDA runtime on the host. It has the functions that the trainer calls, and the emulator (simt.h) runs the
+kernels. If a build has -Idev/emulator, it includes this file for <cuda_runtime.h>, cublasLt.h of this folder for
+<cublasLt.h>, and llmc/common/ptx.cuh of this folder for the one of llmc.
 Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
@@ -16,12 +16,12 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
                SIMT_STREAMS=1             of the stream created first: copies on younger streams land late
                SIMT_STREAMS=2             of the stream created last: copies on younger streams land early
                SIMT_STREAMS=3 and above   drawn at random; the value is the seed
-             Orders 1 and 2 do not show every missing wait among three streams: a test also runs several seeds.
+             Orders 1 and 2 do not show every missing wait among three streams, so a test also runs several seeds.
              cudaEventSynchronize runs the work that the event waits for, and no other work. cudaEventQuery runs one
              piece of this work. Every other wait of the host runs all work. The default stream is the oldest stream,
              and does not synchronise with the others.
-  Processes  A piece of work may wait for other processes (nccl.h). While all pieces that the host waits for do, other
-             pending work runs.
+  Processes  A piece of work may wait for other processes (nccl.h). If that is true of every piece that the host waits
+             for, other pending work runs in the meantime.
   GPUs       SIMT_GPUS is the number of GPUs, 1 by default. They differ only in name: each process uses one.
   Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
              the cost of each piece of work, in nanoseconds, on any stream:
@@ -38,11 +38,11 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              earlier work of the launching stream, and later work of that stream waits for all nodes. In between,
              SIMT_STREAMS orders the nodes by the stream of their capture.
   Dry run    With simt::runtime().dry_run, device memory and pinned host memory are address space without pages, and no
-             work runs: launches and copies are checked and recorded alone. The host may access pinned memory.
-             For the plan and the launches of models larger than this machine.
+             work runs: launches and copies are only checked and recorded. The host may access pinned memory. A dry run
+             shows the plan and the launches of a model that is larger than this machine.
   Counters   simt::runtime() counts host synchronisations, pageable copies, launches, and graphs launched between an
              event and the wait for the event.
-For one host thread.
+Only one host thread may call it.
 */
 #pragma once
 #include "dev/emulator/ptx.h"

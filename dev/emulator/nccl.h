@@ -1,6 +1,6 @@
 /*
-NCCL between processes of one machine, on the emulated CUDA runtime (cuda_runtime.h). Builds with -DHAVE_NCCL and
--Idev/emulator include this file for <nccl.h>.
+Emulates NCCL between the processes of one machine, on the emulated CUDA runtime (cuda_runtime.h). If a build has
+-DHAVE_NCCL and -Idev/emulator, it includes this file for <nccl.h>.
   Ranks        A rank is a process with one of SIMT_GPUS GPUs. The ranks share anonymous memory (memfd_create): a
                killed process leaves no file. The unique id is its path in /proc: as with NCCL, the process that created
                the id must live until all ranks have connected.
@@ -10,16 +10,16 @@ NCCL between processes of one machine, on the emulated CUDA runtime (cuda_runtim
                  post     the input is read: the latest read. The output of a sum becomes NaN
                  finish   runs once every rank has posted, and writes the output
                Sums add in the order of ranks in fp32 and round once, which gives the bits of comm_mpi.h.
-  Order        That of NCCL 2.26 and later. The collectives of a group run one after another, also between a CUDA graph
-               and calls outside of it. With NCCL_LAUNCH_ORDER_IMPLICIT=1 a collective begins once all those called
-               before it have begun, of other groups too. With SIMT_NCCL_ALONE=1 a collective takes the whole GPU: no
-               other begins before it has finished. Then ranks that begin the collectives of overlapping groups in
-               different orders wait for each other for ever.
+  Order        The order is that of NCCL 2.26 and later. The collectives of a group run one after another, even if some
+               are in a CUDA graph and others are not. With NCCL_LAUNCH_ORDER_IMPLICIT=1 a collective begins once every
+               earlier one has begun, in other groups too. With SIMT_NCCL_ALONE=1 a collective takes the whole GPU, and
+               no other begins before it has finished. If ranks then begin the collectives of overlapping groups in
+               different orders, they wait for each other for ever.
   Memory       The first collective of a group takes SIMT_NCCL_MIB (16) of device memory.
-  Failure      Nothing reports that a rank has ended. With SIMT_NCCL_REMOTE=1 it is an asynchronous ncclRemoteError. A
-               process without progress for SIMT_NCCL_SECONDS (120) names the ranks that it waits for, and aborts. It
-               also aborts where ranks make different calls, and in ncclCommFinalize while a CUDA graph holds
-               collectives of the group.
+  Failure      Nothing reports that a rank has ended, unless SIMT_NCCL_REMOTE=1 makes it an asynchronous
+               ncclRemoteError. If a process makes no progress for SIMT_NCCL_SECONDS (120), it names the ranks that it
+               waits for and aborts. It also aborts if ranks make different calls, and in ncclCommFinalize while a CUDA
+               graph holds collectives of the group.
   MPI          While the host waits in MPI_Test, its GPU works on.
 SIMT_NCCL_VERSION is 22809. ncclCommFinalize waits for all work of the GPU and for all ranks. Not emulated: threads,
 buffers and connections, groups of calls, communicators that do not block, and collectives that compete with kernels

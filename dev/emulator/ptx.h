@@ -1,19 +1,20 @@
 /*
-An interpreter of the PTX that `nvcc -ptx` writes: it executes kernels on the CPU as nvcc compiled them. With
-SIMT_PTX=FILE the emulator's launches run the kernels of that file in place of g++'s.
-It knows the instructions that nvcc makes of this project, with the meaning that the PTX ISA 9.0 gives them. An unknown
-instruction or operand is printed and ends the program.
-  Registers  64 bits for each of the 32 lanes; an instruction reads the low bits that its type has. Immediates,
-             addresses of arrays and special registers are registers too. One that nothing wrote holds NaN.
-  Warps      Of the lanes that have not returned, those at the earliest instruction run, together. A warp runs until
+Interprets the PTX that `nvcc -ptx` writes, and so executes kernels on the CPU as nvcc compiled them. With SIMT_PTX=FILE
+the emulator launches the kernels of that file in place of g++'s.
+It knows the instructions that nvcc makes of this project, with the meaning that the PTX ISA 9.0 gives them. If it does
+not know an instruction or an operand, it prints that and ends the program.
+  Registers  A register has 64 bits for each of the 32 lanes, and an instruction reads the low bits that its type has.
+             Immediates, addresses of arrays and special registers are registers too. If nothing wrote a register, it
+             holds NaN.
+  Warps      Among the lanes that have not returned, those at the earliest instruction run together. A warp runs until
              all its lanes wait at a barrier; then the next one starts.
   cp.async   The bytes arrive when the thread waits for them. Until then, their place counts as unwritten.
-Refused, with the kernel, the block, the thread and the instruction: an access that is not aligned to its width; an
-address outside of every array; a read of shared memory that nothing wrote; an .aligned instruction without some lanes
-of the warp, or a .sync one without some lanes of its mask; a barrier that not all warps reach; copies in flight at the
-end; arguments of other sizes than the PTX declares.
-Not seen: races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU keeps
-apart longer, the order of memory accesses between blocks, and everything that ptxas does.
+It stops, and names the kernel, the block, the thread and the instruction, if it meets: an access that is not aligned to
+its width; an address outside of every array; a read of shared memory that nothing wrote; an .aligned instruction
+without some lanes of the warp, or a .sync one without some lanes of its mask; a barrier that not all warps reach;
+copies in flight at the end; arguments of other sizes than the PTX declares.
+It does not see races (simt.h finds them), an access past the end of one shared array into the next, lanes that a GPU
+keeps apart longer, the order of memory accesses between blocks, or anything that ptxas does.
 */
 #pragma once
 #include "dev/emulator/simt.h"

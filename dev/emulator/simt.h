@@ -1,12 +1,13 @@
 /*
-CUDA's language for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
+Makes CUDA's language C++, so that tests can run kernels on the CPU, with one fiber per CUDA thread. It needs x86-64
+Linux and C++20.
 
 An OS thread runs blocks one after another; with OpenMP several OS threads share the blocks of a grid.
   Fibers     Every CUDA thread has its own stack and runs until it waits for other threads. Then it switches to the
              scheduler in 16 instructions of assembly.
-  Scheduler  Greedy: a warp runs until all its lanes wait at a block barrier or have returned. Only then the next warp
-             starts. This distance between warps exposes missing barriers. The order of warps is forward, reverse, or
-             drawn from a seed.
+  Scheduler  It is greedy: a warp runs until all its lanes wait at a block barrier or have returned, and only then does
+             the next warp start. This distance between warps exposes missing barriers. The order of warps is forward,
+             reverse, or drawn from a seed.
   Warp operations (shuffle, vote, __syncwarp, ldmatrix, mma)  Each lane stores its operands and waits. When every lane
              of the mask has arrived, the scheduler executes the operation once for all lanes.
   Shared memory  A shadow record per two bytes holds the latest writer and readers and their time. Two accesses without

@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2034  # the scripts that source it use these
-# Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, runs of the trainer and checks
-# of what they print, .safetensors files, PTX, llm.c's binary files, mpirun, and a check that processes have ended.
-# Variables of the environment name other programs: TRAINER, EMULATED, PYTHON. The script is then in the root.
+# The test scripts source this file and are then in the root of the tree. It reports cases by name, skipped ones too,
+# ends with totals in cmocka's words, runs the trainer and checks what it prints, reads and writes .safetensors files,
+# PTX and llm.c's binary files, starts mpirun, and checks that processes have ended.
+# The environment variables TRAINER, EMULATED and PYTHON name other programs than the usual ones.
 
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -37,8 +38,8 @@ end_tests() {
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
-# skip TOOL [TESTS [PART]]: the script, or a part of it of so many tests, is left out, as the machine lacks TOOL.
-# scripts/run_tests.sh repeats the line.
+# skip TOOL [TESTS [PART]]: says that the machine lacks TOOL, so the script, or its PART with this number of tests, did
+# not run. scripts/run_tests.sh repeats the line.
 skip() {
     echo "skipped: ${0##*/}${3:+ ($3)} needs $1"
     echo "[  SKIPPED ] ${2:-1} test(s)."

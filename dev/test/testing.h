@@ -1,6 +1,6 @@
 /*
-What the unit tests need besides cmocka: tests that register themselves, a temporary folder for each test program, files
-in it, and functions that stop the program.
+Adds to cmocka what the unit tests need. A test registers itself, each test program gets a temporary folder for its
+files, and a test can call a function that stops the program.
 */
 #pragma once
 #include "llmc/common/floatx.h"

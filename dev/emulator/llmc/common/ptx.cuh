@@ -1,6 +1,6 @@
 /*
-llmc/common/ptx.cuh for the emulator: the same functions, executed by simt.h. The folder dev/emulator is searched for
-headers before the root of the tree, so cuda_common.cuh includes this file.
+Replaces llmc/common/ptx.cuh in the emulator: simt.h executes the same functions. The compiler searches dev/emulator
+before the root of the tree, so cuda_common.cuh includes this file.
 */
 #pragma once
 #include <cuda_runtime.h>
