@@ -4,7 +4,7 @@ the arenas, which allocate exactly that list.
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
-  scratch   named buffers that are acquired and released within a micro-step
+  scratch   named buffers that are acquired and released within a step
   host      pinned host memory: micro-batches and results on their way, and tensors of --offload
 Every tensor starts at a multiple of PLAN_ALIGN bytes, and its bytes are rounded up to that. The sums of the list are
 the sizes of the arenas, byte for byte: `host` of the arena in host memory, the others of the arena on the device. Each
