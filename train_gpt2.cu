@@ -519,7 +519,7 @@ static void recompute_fch(GPT2 *m, int l, const floatX *ln2) {
                            m->local.d_ff, &m->exec);
 }
 
-// From -r 1 on, recomputes GELU in m->mlp_scratch. Below, returns the saved tensor.
+// From -r 1 on, recomputes GELU in m->mlp_scratch and returns it. Below, returns the saved tensor.
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.d_ff;
     if (a->fch_gelu) { return a->fch_gelu; }
@@ -669,8 +669,8 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     bool first = micro == 0, last = micro == m->options.micro_steps - 1;
     DeviceGraph **graph = &m->graphs[first][last];
     bool uses_graph = m->device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
-                      !m->packed.ranges && m->has_run;
-    for (bool done = false; !done;) {  // a second time if the driver refuses the graph
+                      !m->packed.ranges && m->has_run;  // a graph keeps update_targets; packed sequences change it
+    for (bool done = false; !done;) {                   // a second time if the driver refuses the graph
         zero_micro_step(&m->zero, micro, m->options.micro_steps);
         if (uses_graph) { zero_wait_all(&m->zero); }
         if (uses_graph && *graph) {
@@ -869,7 +869,7 @@ static void restore_run(Run *run, const char *folder) {
     cJSON_Delete(state);
 }
 
-// Returns why training stops before its last step, or "" if it goes on. All ranks call it and get the same answer.
+// Returns why training stops before its last step, or "" if it does not. All ranks call it and get the same answer.
 static const char *stop_reason(const Run *run) {
     Comm *world = run->groups.world;
     double limit = run->args->time_limit;
@@ -959,8 +959,8 @@ static void read_results(Run *run, long long n) {
     r->skipped = skip_reason(run->args, &run->outliers, r->loss, r->grad_norm);
 }
 
-// Enqueues each micro-batch's forward and backward, and the norm. If may_stop, it returns false when the run stops
-// between micro-batches. Only a run of one rank may do that: stop_reason calls MPI, which comm_watch forbids.
+// Enqueues each micro-batch's forward and backward, and the norm. If may_stop, returns false when the run stops between
+// micro-batches; the next step overwrites the gradients. For one rank: stop_reason calls MPI, which comm_watch forbids.
 static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;

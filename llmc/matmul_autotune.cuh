@@ -472,7 +472,7 @@ static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, co
     return false;
 }
 
-// Returns this rank's choice: cached, timed (which adds to the cache) or untimed. Fallback kernels are always untimed.
+// Returns this rank's choice: cached, else untimed or timed, and then cached. Fallback kernels use no cache or timing.
 static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     LtAlgorithm alg = {};
     alg.key = p->key;

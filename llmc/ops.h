@@ -26,7 +26,7 @@ typedef struct Exec Exec;
 // The first micro-step of an accumulation sets a gradient, later ones add to it. No memset is needed.
 typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
-// a parameter gradient: real, or bf16 with -gd bf16; at is NULL if it is not wanted
+// A parameter gradient, in real or bf16 as -gd decides (gradients_of in run/fit.h). at is NULL if it is not wanted.
 typedef struct {
     void *at;     // first: arena_bind sets the pointer that a struct of GPT2Tensors begins with
     DType dtype;  // DT_REAL or DT_BF16

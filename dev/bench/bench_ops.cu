@@ -11,7 +11,7 @@ Ceilings  Measured first, and again at the end: a difference means that somethin
           percentile of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes
           written; on a GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward
           of a large square shape.
-Time      After a warm-up, the operation runs 20 times, then up to 50 times until 0.3 s are measured. The table has
+Time      After a warm-up, the operation runs 20 to 50 times, fewer than 50 once 0.3 s are measured. The table has
           the median, with the 10th and 90th percentile in parentheses. Before every run, untimed, arrays that the
           operation changes get their old values back, and the caches are filled with other data. That data is only
           read, so that nothing waits to be written back. A run starts with cold caches. On a GPU, CUDA events around

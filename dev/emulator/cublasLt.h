@@ -12,7 +12,7 @@ Invented: the algorithms. Their sums differ in the last bits, so that a test can
   adds in order; algorithm 1 adds odd and even terms apart. Both can split k; the partial sums lie in the workspace.
   With SIMT_PRODUCTS each shape and algorithm adds in an order of its own: in turn, in 2 or 4 interleaved parts, or in
   halves. A third of the shapes then lacks an epilogue.
-Settings of block.h: SIMT_MMA says how bf16 and TF32 products are summed, and SIMT_TF32 how their inputs are rounded.
+Settings of block.h: SIMT_MMA says how bf16 and TF32 products are summed, SIMT_TF32 how TF32 inputs are rounded.
   With SIMT_APPROX, GELU's tanh has the error of tanh.approx, 2^-11, which cuBLASLt 13's kernels use for every type.
 Cost: a product advances the emulated clock of cuda_runtime.h by its FLOPs. A test chooses the fastest algorithm or
   epilogue with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.

@@ -174,7 +174,8 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
     size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
     Plan whole = gpt2_plan(c, &p);
     size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH), divided_alone = divided_bytes(&whole);
-    size_t same = alone - divided_alone - 2 * buffer;       // normed and narrow; gathered_gradient is the third
+    size_t same =
+        alone - divided_alone - 2 * buffer;  // norm_scratch and hidden_scratch; gathered_gradient is the third
     same -= plan_tensor_bytes(&whole, "matmul_workspace");  // it follows the largest weight gradient that is split
     p.sharding.tp_size = t;
     Plan plan = gpt2_plan(c, &p);

@@ -9,9 +9,9 @@ export OMP_NUM_THREADS=1 # a second thread would only slow down models this smal
 
 # flag RUN NAME: a flag in the config.json of RUN
 flag() { sed -nE "s/^[[:space:]]*\"$2\":[[:space:]]*([^,]*),?\$/\1/p" "$1/config.json"; }
-losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
-close_losses() { # RUN RUN: equal losses but for the order of sums
-    paste <(losses "$1") <(losses "$2") | awk '($1 - $2) ^ 2 > 1e-10 { print "loss " $1 ", expected " $2 }'
+step_losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
+close_steps() { # RUN RUN: equal losses but for the order of sums
+    paste <(step_losses "$1") <(step_losses "$2") | awk '($1 - $2) ^ 2 > 1e-10 { print "loss " $1 ", expected " $2 }'
 }
 steps() { sed -nE 's/.*"step":([0-9]+),"loss".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
 checkpoints() { find "$1" -mindepth 1 -type d -printf '%f\n' | sort | paste -sd ' '; }
@@ -53,7 +53,7 @@ report "a run of 6 steps" "$(
     equal "$(cd whole/step_00000003 && echo *)" "config.json generation_config.json manifest.json model.safetensors \
 optimizer.safetensors state.json tokenizer.json tokenizer_config.json"
     equal "$(steps whole)" "1 2 3 4 5 6"
-    holds "$(losses whole | tail -n 1) < $(losses whole | head -n 1)"
+    holds "$(step_losses whole | tail -n 1) < $(step_losses whole | head -n 1)"
 )"
 report "the same command gives the same bits" "$(
     run 0 "${full[@]}" -x 6 -o again && cp "$out" again.out
@@ -193,7 +193,7 @@ report "-y 1 reads data under another name, and names the file that is missing" 
 )"
 report "-a 1 overfits the whole batch of -d, for any -b" "$(
     for b in 1 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -a 1 -x 3 -o all$b; done
-    close_losses all1 all4
+    close_steps all1 all4
     run 0 -i text "${model[@]}" "${quiet[@]}" -b 1 -t 16 -d 16 -a 1 -x 3 -o one
     differ one/metrics.jsonl all1/metrics.jsonl
 )"
@@ -448,12 +448,12 @@ report "-f 2 rounds matmul inputs if the CPU multiplies bf16 faster, and prints 
     for f in 1 2; do run 0 -i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -f $f -o rounded$f; done
     if grep -q ', bf16 inputs' "$out"; then
         differ rounded1/metrics.jsonl rounded2/metrics.jsonl
-        paste <(losses rounded1) <(losses rounded2) |
+        paste <(step_losses rounded1) <(step_losses rounded2) |
             awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
                  END { if (same == NR) print "-f 2 changed no loss" }'
     else
         says "$out" ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)"
-        equal "$(losses rounded2)" "$(losses rounded1)"
+        equal "$(step_losses rounded2)" "$(step_losses rounded1)"
     fi
 )"
 report "-sg skips outliers of the norm alone" "$(
@@ -468,7 +468,7 @@ report "-f auto rounds the inputs where the CPU multiplies bf16, and a resumed r
     equal "$(flag chosen matmul-precision)" $f
     for f in $(seq $f); do run 0 "${rounding[@]}" -x 8 -n 4 -f "$f" -o "whole_$f"; done
     cp -r whole_1 rest && rm -r rest/*_00000008
-    equal "$(losses chosen)" "$(losses "whole_$f" | head -n 4)"
+    equal "$(step_losses chosen)" "$(step_losses "whole_$f" | head -n 4)"
     run 0 -i text -o rest -y 1 -x 8 -n 8 -f auto
     equal "$(flag rest matmul-precision)" 1
     same {whole_1,rest}/step_00000008/model.safetensors
@@ -480,7 +480,7 @@ report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     says "$out" "50257 tokens"
     matches shards/step_00000002/config.json '"vocab_size":[[:space:]]*50257'
     says shards/step_00000002/model.safetensors '"wte.weight":{"dtype":"F32","shape":[50257,16]'
-    holds "$(losses shards | head -n 1) > 10.7 && $(losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
+    holds "$(step_losses shards | head -n 1) > 10.7 && $(step_losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 --plan=json
     # wte with padding, wpe, matmuls, vectors padded to 128
     says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 128))"
@@ -545,11 +545,11 @@ merges/vocab.bpe merges"
 report "--device reference has the CPU's losses, at each -r the same bits, and its run goes on on the CPU" "$(
     run 0 "${full[@]}" -x 6 -o reference --device reference -r 0
     says "$out" "cpu, reference operations"
-    close_losses reference whole
+    close_steps reference whole
     run 0 "${full[@]}" -x 3 -o recomputed --device reference -r 4
-    same <(losses recomputed) <(losses reference | head -n 3)
+    same <(step_losses recomputed) <(step_losses reference | head -n 3)
     run 0 -o recomputed -y 1 -x 6 --device cpu
-    close_losses recomputed whole
+    close_steps recomputed whole
 )"
 
 # ---- information
@@ -599,15 +599,15 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     matches "$out" '^fit  .* GiB: -r 0$'
     equal "$(flag fitted recompute)" 0
     run 0 -i text -o fitted -y 1 -x 4
-    equal "$(losses fitted | wc -l)" 4
+    equal "$(step_losses fitted | wc -l)" 4
 )"
 report "-r auto is printed, gives the same losses twice, and is not chosen with -r N" "$(
     run 0 "${tiny[@]}" -x 4 -n 2 -o auto
     matches "$out" '^chosen    -r 0: 0\.00 of [0-9]+\.[0-9]{2} GiB$'
     run 0 "${tiny[@]}" -x 4 -r auto -o auto_again
-    equal "$(losses auto_again)" "$(losses auto)"
+    equal "$(step_losses auto_again)" "$(step_losses auto)"
     run 0 "${tiny[@]}" -x 4 -r 0 -o level_0
-    equal "$(grep -c '^chosen' "$out") $(flag level_0 recompute) $(losses level_0)" "0 0 $(losses auto)"
+    equal "$(grep -c '^chosen' "$out") $(flag level_0 recompute) $(step_losses level_0)" "0 0 $(step_losses auto)"
     run 0 "${tiny[@]}" -x 4 -ge 1
     matches "$out" '^chosen    -r 0 -ge 1: '
 )"

@@ -259,7 +259,7 @@ static inline long long checkpoint_newest(char *folder, const char *run_dir) {
 }
 
 // Reports that a file of the run could not be written. `survivors` says what is not lost: "the checkpoints before it
-// are". The `last` file of a run gets no retry, so the run stops. Otherwise rank 0 warns.
+// are", for example. The `last` file of a run gets no retry, so the run stops. Otherwise rank 0 warns.
 static inline void report_failure(const char *what, const char *path, const char *survivors, int error, int failed_rank,
                                   Comm *world, bool last) {
     const char *remedy = error == ENOTEMPTY || error == EEXIST
@@ -352,7 +352,7 @@ static inline int checkpoint_write(const char *folder, const ModelState *s, cons
 static inline int checkpoint_rename(const char *aside, const char *folder, const char *run_dir) {
     char old[PATH_LENGTH], target;
     format_path(old, "%s/best.old.tmp", run_dir);
-    // a RUN/best without a loss was not made by --keep-best, and stays; older versions made it a link
+    // a RUN/best without a loss was not made by --keep-best, and stays, unless it is a link, as in older versions
     bool replaces = has_ending(folder, "/best") &&
                     (number_in(run_dir, "best/state.json", "val_loss") >= 0 || readlink(folder, &target, 1) >= 0);
     replaces = replaces && rename(folder, old) == 0;

@@ -194,7 +194,7 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     return t;
 }
 
-// Stops at a tensor that the model's layers lack, from an adapter or a further layer: it would change the output.
+// Stops at a tensor that the model's layers lack, as of an adapter or a further layer: it would change the output.
 static inline void refuse_more_in_layers(const SafeTensors *file, int num_layers) {
     for (int i = 0; i < file->num_tensors; i++) {
         char name[NAME_LENGTH];
@@ -236,7 +236,7 @@ static inline void model_weights_path(char *weights, const char *path) {
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
 }
 
-// Returns a token id of config.json, the first if there are several, or -1 if none is within the vocabulary.
+// Returns a token id of config.json, the first if there are several, or -1 if that is not within the vocabulary.
 static inline int config_token_id(const cJSON *json, const char *key, int vocab_size) {
     const cJSON *item = json_get(json, key);
     if (cJSON_IsArray(item)) { item = cJSON_GetArrayItem(item, 0); }

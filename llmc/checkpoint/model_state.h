@@ -122,7 +122,7 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
     }
 }
 
-// For a transposed file, moves the elements that a range shares with a rectangle of the slice, whole columns at a time.
+// For a transposed file, moves the elements that a range shares with a rectangle of the slice: whole columns at once.
 static inline void move_columns(const StoredTensor *t, unsigned char *elements, ParamRange range, const Slice *s,
                                 int rectangle) {
     const size_t cols = s->rectangle_cols, global = rectangle_global(s, rectangle);

@@ -18,8 +18,9 @@ A sentence names the file, flag or rank, says what was found and what was expect
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 // With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
-// without MPI. The hook is a global, because an error can arise anywhere. The only other globals belong to signals
-// (received_signal in parallel/comm.h, two in run/ranks.h), and pdl_enabled in common/ptx.cuh.
+// without MPI. The hook is a global, because an error can arise anywhere. The only other globals that outlive a call
+// belong to signals (received_signal in parallel/comm.h, two in run/ranks.h), to the thread that stops the program
+// (below), to the progress line (common/progress.h), and pdl_enabled in common/ptx.cuh.
 typedef struct {
     void (*stop)(void *ctx, int status, const char *sentence);  // does not return; NULL: the program just exits
     void *ctx;

@@ -432,7 +432,7 @@ static inline void tokenizer_in_folder(char *path, const char *folder) {
 }
 
 // Loads a tokenizer: tokenizer.json, merges.txt and vocab.json (give either), merges alone, gpt2_tokenizer.bin, or a
-// folder with one of these. Stops at one that works differently from GPT-2's. Free with tokenizer_free.
+// folder with a tokenizer.json, merges.txt or vocab.bpe. Stops at one unlike GPT-2's. Free with tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
     char in_folder[PATH_LENGTH], other[PATH_LENGTH];
     struct stat info;

@@ -14,7 +14,7 @@ exist, and the memory plan. This header includes no kernel and no communicator.
 #include "llmc/shapes/slices.h"
 #include "llmc/shapes/update_buckets.h"
 
-// -w, -om and -gd. 1 is llm.c's value; 2 is that of older config.json files.
+// -w, -om and -gd. For -w, 0 and 1 are llm.c's values, and 2 is in config.json of older versions.
 #define MASTER_CHOICES "none|0 split|1|2"
 enum { MASTER_NONE, MASTER_SPLIT };
 #define MOMENT_CHOICES "fp32 bf16 8bit"
@@ -153,7 +153,7 @@ static inline void plan_optimizer(Plan *plan, bool slots, size_t count, size_t s
     }
 }
 
-// --offload: the slots of update.h, two of each array in host memory
+// --offload: the slots of update.h, on the device: two for each array that is in host memory
 static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
     size_t n = update_bucket_elements(layout);
     if (layout->sharding.offload >= OFFLOAD_PARAMS) { plan_array(plan, true, STATE_PARAMS, SCRATCH, o, n); }

@@ -66,7 +66,7 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// Makes room for the weight gradient whose k is split most. Its output has at most 144 tiles of 128 x 128 (GPT-2 124M's
+// The bytes for the weight gradient whose k is split most. Its output has at most 144 tiles of 128 x 128 (GPT-2 124M's
 // fcw); with tiles of 128 x 256 it has 72, which fill six waves of 132 multiprocessors when k is split in 11. Larger
 // outputs need fewer splits. Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
 static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {

@@ -227,8 +227,8 @@ static inline int64_t data_epoch_tokens(const RunData *d, const TrainArgs *a) {
                            : (int64_t)token_files_used(&d->train_files, a->T);
 }
 
-// Returns the step at which the first epoch ends, at least 1. What is left at the loader's position is divided by the
-// tokens of an update and rounded down, as in llm.c. So a run that resumes with another -d reads the data once.
+// Returns the step at which the first epoch ends, at least 1: `step`, plus what is left of it at the loader's position
+// over the tokens of an update, rounded down as in llm.c. So a run that resumes with another -d reads the data once.
 static inline long long data_last_step(const RunData *d, const TrainArgs *a, long long step) {
     int64_t update = tokens_of_update(a);
     int64_t read = a->overfit ? step * update : (int64_t)d->train_loader.position * a->T;

@@ -29,7 +29,8 @@ typedef struct {
     const Groups *groups;
     int B, T;  // a micro-batch has at most B*T positions, and sequences of at most T
     int vocab_size;
-    // Returns the mean loss of a micro-batch (B,T). losses (B,T), on the host: the loss at each position, or NULL.
+    // Returns the losses of a micro-batch (B,T) over B*T; a position without a target has none. losses (B,T), on the
+    // host = the loss at each position; may be NULL.
     real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, PackedSequences packed,
                  real *losses);
     double (*sum)(void *model, double x);  // sums x over the data-parallel ranks, in fp32

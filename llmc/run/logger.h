@@ -8,10 +8,10 @@ metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} 
                null.
 main.log       "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for a training
                step, where i = n - 1 counts updates from 0
-stdout         at most one line a second, and always the first and the last step
+stdout         at most one line a second, and always the first, the last and each skipped step
 
 A resumed run deletes the lines of steps after its checkpoint. When the disk is full, lines wait in memory, and each new
-line tries to write all of them again. A file never ends with half a line.
+line tries to write all of them again. Half a line is cut off: after a failed write at once, after a kill by the resume.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -141,8 +141,8 @@ static inline bool log_next(LogReader *r, const char *path) {
     return false;
 }
 
-// Rewrites a log without the lines of steps after `step` or in another format. If metrics.jsonl lacks the val or
-// hellaswag result of `step`, main.log loses it too: a run killed between its two logs evaluates again.
+// Rewrites a log without the lines of steps after `step` or in another format. val, hellaswag: metrics.jsonl has this
+// result of `step`. If not, main.log loses it too: a run killed between its two logs evaluates again.
 static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
     if (access(path, F_OK) != 0) { return; }
     LogReader old = {NULL, NULL, 0, 0};

@@ -50,7 +50,7 @@ static inline void find_other_run(char *name, const char *run_dir, bool early) {
     if (dir) { closedir(dir); }
 }
 
-// Stops if -o cannot be used, or if it holds another run or a model, and no checkpoint to `resume` from.
+// Stops if -o cannot be used, or if the run would begin in a folder that holds another run or a model. resume: of -y
 static inline void require_run_dir(const TrainArgs *a, bool resume) {
     char path[PATH_LENGTH], name[PATH_LENGTH] = "";
     if (!a->run_dir) { return; }
@@ -185,7 +185,7 @@ static inline void open_run_dir(int *lock, const TrainArgs *a, long long planned
 
 // ---- a run that resumes, or fails
 
-// Returns the step in a checkpoint's state.json. Stops unless it is `named`, the step in its folder's name.
+// Returns the step in a checkpoint's state.json, whose path is `file`. Stops unless it is `named`, its folder's step.
 static inline long long resumed_step(const cJSON *state, const TrainArgs *a, long long named, const char *file) {
     long long step = json_whole(state, "step", 0, INT_MAX - 1, file);
     if (step != named) {

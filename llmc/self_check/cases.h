@@ -317,8 +317,8 @@ static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
     return ranges[0].count + ranges[1].count + ranges[2].count;
 }
 
-// The variant modulo 3 chooses the clip: none, above the norm, or half of it. Each kind of weights, moments and
-// gradients meets all three, since one bit of the variant is 1 or 2 modulo 3. A large learning rate and an epsilon of
+// The variant modulo 3 chooses the clip: none, above the norm, or half of it. With AdamW each kind of weights, moments
+// and gradients meets all three, since a bit of the variant is 1 or 2 modulo 3. A large learning rate and an epsilon of
 // sqrt(v)'s order make each term of the update visible.
 static inline StepHyper update_numbers(const Problem *p) {
     real norm = (real)sqrt((double)p->shape.n), clips[] = {0, norm * 2, norm / 2}, clip = clips[p->variant % 3];
