@@ -774,7 +774,7 @@ typedef struct {
     Comm *launched;  // all ranks that mpirun started; main closes it
     Groups groups;
     ModelSource source;
-    char chosen[FLAG_TEXT];  // what -r auto chose, for the banner
+    char chosen[FLAG_TEXT];  // the level that -r auto chose, as text for the banner
     GPT2 model;
     RunData data;
     RunText text;

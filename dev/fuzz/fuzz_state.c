@@ -7,7 +7,7 @@
 #include "llmc/run/logger.h"
 #include "llmc/run/run_dir.h"
 
-// what restore_run of the trainer reads of a checkpoint of step 3; read_data_state reads what it says of the data
+// Reads state.json as the trainer's restore_run does for step 3. read_data_state reads the part about the data.
 static void read_state_json(const char *folder) {
     TrainArgs a = default_args;
     Outliers outliers;

@@ -77,8 +77,9 @@ struck() { # STATUS WITH AT IN ARGUMENTS...: run, with the AT-th call on paths t
 was_struck() { [ -n "$call" ] || echo "no call was struck: nothing was tested"; }
 what_was_struck() { sed '/^calls/d; s/^[0-9]* //; q' note 2>/dev/null; }
 
-# each_call STRIDE LAST STRIKE...: STRIKE for every STRIDE-th call $n up to LAST; 0: until it strikes none. It prints
-# what is wrong. Sets trouble, and the runs that went on and that ended. In this shell, so that no error is lost
+# each_call STRIDE LAST STRIKE...: runs STRIKE for every STRIDE-th call $n up to LAST or, if LAST is 0, until it strikes
+# none. STRIKE prints what is wrong; it runs in this shell, which reads its `call` and `status`. Sets `trouble` to the
+# first complaint, and counts the runs that went on in `on` and those that ended in `ended`.
 each_call() {
     on=0 ended=0 trouble=''
     for ((n = 1 + seed % $1; (n <= $2 || $2 == 0) && ${#trouble} == 0; n += $1)); do

@@ -61,9 +61,9 @@ static inline void require_batch(const TrainArgs *a) {
     }
 }
 
-// What the program does. The first mode whose flag is given runs; if none is given, the last one trains. A row has the
-// flag, the mode's function in the trainer, the flags that the mode obeys besides MACHINE_FLAGS (NULL: all), and the
-// flags without which it cannot start.
+// The modes. The program runs the first mode whose flag is given; without such a flag it runs the last one, which
+// trains. A row has the flag, the mode's function in the trainer, the flags that the mode obeys besides MACHINE_FLAGS
+// (NULL: all), and the flags without which it cannot start.
 // clang-format off
 #define MODES(MODE)                                                                                                    \
     MODE("help", print_help, NULL, "")                                                                                 \

@@ -11,7 +11,8 @@ main.log       "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s
 stdout         at most one line a second, and always the first, the last and each skipped step
 
 A resumed run deletes the lines of steps after its checkpoint. When the disk is full, lines wait in memory, and each new
-line tries to write all of them again. Half a line is cut off: after a failed write at once, after a kill by the resume.
+line tries to write all of them again. A failed write takes back its half of a line; a resume drops the half that a kill
+left.
 */
 #pragma once
 #include "llmc/common/check.h"
